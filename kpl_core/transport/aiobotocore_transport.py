@@ -33,6 +33,7 @@ from kpl_core.transport.service_calls import (
     failure_of,
     is_loopback,
     use_quick_loader,
+    user_agent,
 )
 
 PIECE_BYTES: Final = 256 * KIB
@@ -143,7 +144,7 @@ class AiobotocoreTransport(ServiceCalls):
             "retries": {"total_max_attempts": 1, "mode": "standard"},
             "tcp_keepalive": True,
             # botocore sends this string unchanged. Without it, botocore builds a longer one twice for each request.
-            "user_agent": self._session.user_agent().removesuffix(f" {self._session.user_agent_extra}"),
+            "user_agent": user_agent(config, self._session),
             **({"proxies": {}} if is_loopback(config.endpoint_url) else {}),
             **config.botocore,
             # All parameters are valid, and botocore's validation costs as much CPU as sending.

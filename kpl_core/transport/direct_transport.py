@@ -27,7 +27,8 @@ from kpl_core.event_loop import run_in_daemon_thread
 from kpl_core.options.config import Config
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
-from kpl_core.transport.http_connections import HttpAnswer, HttpConnections
+from kpl_core.transport.http_answers import HttpAnswer, decoded
+from kpl_core.transport.http_connections import HttpConnections
 from kpl_core.transport.put_records_wire import (
     FIRST_ERROR_STATUS,
     PutRecordsWire,
@@ -43,6 +44,7 @@ from kpl_core.transport.service_calls import (
     failure_of,
     is_loopback,
     use_quick_loader,
+    user_agent,
 )
 
 _logger: Final = logging.getLogger("kpl_core")
@@ -73,7 +75,7 @@ class Resolved(msgspec.Struct, frozen=True):
     Attributes:
         credentials: as botocore's, which may refresh themselves.
         region: the region to sign for.
-        user_agent: the session's.
+        user_agent: the session's, this product and the id of the application.
         tls: the context of TLS connections, None for http.
         endpoint: returns the URL of an operation's endpoint; the second argument is the stream's ARN or None.
     """
@@ -121,7 +123,7 @@ def _resolved(config: Config, session: Any) -> Resolved | None:  # noqa: ANN401 
     if proxies.get(url.scheme) or credentials is None:
         return None
     tls = _tls(config, session) if url.scheme == "https" else None
-    return Resolved(credentials, region, session.user_agent(), tls, endpoint)
+    return Resolved(credentials, region, user_agent(config, session), tls, endpoint)
 
 
 def _given_endpoint(url: str) -> Callable[[str, str | None], SplitResult]:
@@ -230,8 +232,9 @@ class DirectTransport(ServiceCalls):
                 url = self._found.endpoint(operation, stream if stream and stream.startswith("arn:") else None)
                 credentials = await self._frozen_credentials()
                 head = self._signer.signed_head(url, operation, wire.content_type, body, credentials)
-                rest = f"{_trace_field()}Content-Length: {len(body)}\r\n\r\n"
-                answer = await self._connections.post(url, (head + rest).encode(), body)
+                # Unsigned, as botocore sends it: a proxy may change it.
+                rest = f"{_trace_field()}Accept-Encoding: identity\r\nContent-Length: {len(body)}\r\n\r\n"
+                answer = decoded(await self._connections.post(url, (head + rest).encode(), body))
             return read(answer.body) if answer.status < FIRST_ERROR_STATUS else _failure(answer, wire)
         except TimeoutError as error:
             text = str(error) or f"no answer to {method} within {config.request_timeout_ms} ms"

@@ -8,31 +8,26 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import SplitResult
 
 from aiohappyeyeballs import start_connection
 
 from kpl_core.options.kinesis_limits import KIB
+from kpl_core.transport.http_answers import (
+    FIRST_FINAL_STATUS,
+    HttpAnswer,
+    allowed_size,
+    check_trailers,
+    chunk_size,
+    parsed_head,
+)
 
 PIECE_BYTES: Final = 256 * KIB
 # An idle connection is not used after this time, because the server may be about to close it.
 IDLE_SECONDS: Final = 12.0
 _NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305
 _MAX_HEAD_BYTES: Final = 64 * 1024
-# Far above any answer of Kinesis.
-_MAX_BODY_BYTES: Final = 16 * 1024 * 1024
-_FIRST_FINAL_STATUS: Final = 200
-_STATUSES_WITHOUT_BODY: Final = (204, 304)
-
-
-class HttpAnswer(NamedTuple):
-    """An answer. The names of its headers are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class _Reader(asyncio.StreamReader):
@@ -130,52 +125,38 @@ class _Connection:
                 self.writer.write(view[start : start + PIECE_BYTES])
 
     async def _answer(self) -> tuple[HttpAnswer, bool]:
-        while True:
-            first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            version, code, *_ = *first.split(" ", 2), ""
-            if not version.startswith("HTTP/1."):
-                message = f"the answer begins with {first[:100]!r}, and not with HTTP/1.1 and a status"
-                raise ValueError(message)
-            status = int(code)
-            if status >= _FIRST_FINAL_STATUS:  # interim answers, such as 100, precede the final one
-                break
-        headers = {
-            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)
-        }
-        keeps = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
-        if status in _STATUSES_WITHOUT_BODY:
-            body = b""
-        elif "chunked" in headers.get("transfer-encoding", "").lower():
-            body = await self._chunks()
-        elif "content-length" in headers:
-            body = await self.reader.readexactly(_allowed(int(headers["content-length"])))
+        reader = self.reader
+        while (head := parsed_head(await reader.readuntil(b"\r\n\r\n"))).status < FIRST_FINAL_STATUS:
+            pass  # interim answers, such as 100, precede the final one
+        if head.length is not None:
+            body = await reader.readexactly(head.length)
         else:
-            body, keeps = await self._rest(), False
-        return HttpAnswer(status, headers, body), keeps
+            body = await (self._chunks() if head.chunked else self._rest())
+        return HttpAnswer(head.status, head.headers, body), head.keeps
 
     async def _chunks(self) -> bytes:
         body = bytearray()
-        while size := int((await self.reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-            _allowed(len(body) + _allowed(size))
-            body += (await self.reader.readexactly(size + 2))[:-2]
-        while await self.reader.readuntil(b"\r\n") != b"\r\n":
-            pass  # trailers
+        while size := chunk_size(await self.reader.readuntil(b"\r\n")):
+            allowed_size(len(body) + size)
+            body += await self.reader.readexactly(size)
+            if await self.reader.readexactly(2) != b"\r\n":
+                message = f"a chunk of the answer has more than its {size} bytes"
+                raise ValueError(message)
+        trailers = bytearray()
+        while not trailers.endswith(b"\r\n\r\n") and trailers != b"\r\n":
+            trailers += await self.reader.readuntil(b"\r\n")
+            if len(trailers) > _MAX_HEAD_BYTES:
+                message = f"the answer's trailers have more than {_MAX_HEAD_BYTES} bytes"
+                raise ValueError(message)
+        check_trailers(bytes(trailers))
         return bytes(body)
 
     async def _rest(self) -> bytes:
         body = bytearray()
         while piece := await self.reader.read(_MAX_HEAD_BYTES):
             body += piece
-            _allowed(len(body))
+            allowed_size(len(body))
         return bytes(body)
-
-
-def _allowed(size: int) -> int:
-    """Return the size of a body if it is allowed."""
-    if not 0 <= size <= _MAX_BODY_BYTES:
-        message = f"the answer's body has {size} bytes, and at most {_MAX_BODY_BYTES} are allowed"
-        raise ValueError(message)
-    return size
 
 
 class HttpConnections:
@@ -240,6 +221,9 @@ class HttpConnections:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                if not addresses:
+                    message = f"the name {host!r} has no address"
+                    raise OSError(message)
                 # Every address is tried before the timeout, even if none of those before it answers.
                 delay = min(_NEXT_ADDRESS_SECONDS, self._connect_seconds / len(addresses))
                 sock = await start_connection(addresses, happy_eyeballs_delay=delay)

@@ -10,18 +10,22 @@ from urllib.parse import urlsplit
 import msgspec
 from botocore.exceptions import BotoCoreError, NoCredentialsError, PartialCredentialsError
 from botocore.loaders import Loader, create_loader
+from botocore.useragent import sanitize_user_agent_string_component
 
 from kpl_core.options.config import Config
 from kpl_core.options.kinesis_limits import KIB, SHARDS_PER_PAGE
 from kpl_core.options.validation import without_passwords
+from kpl_core.paging import EndlessListingError, PageTokens
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.records.record_result import INTERNAL
+from kpl_core.version import producer_version
 
 NO_CREDENTIALS: Final = "NoCredentials"
 # The argument `session_vars` of botocore's sessions; None: all variables and files.
 SessionVars = dict[str, tuple[Any, Any, Any, Any]] | None
-_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, msgspec.MsgspecError)
+# RecursionError: an answer of JSON that is nested too deeply.
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.MsgspecError)
 
 T = TypeVar("T")
 
@@ -44,6 +48,7 @@ class ServiceCalls(ABC):
         shards: list[Shard] = []
         arguments: dict[str, Any] = {"MaxResults": SHARDS_PER_PAGE, "ShardFilter": {"Type": "AT_LATEST"}}
         name: str | None = stream
+        tokens = PageTokens()
         while True:
             page = await self.call("list_shards", _shard_page, name, **arguments)
             if isinstance(page, RequestFailure):
@@ -52,6 +57,10 @@ class ServiceCalls(ABC):
             token = page[1]
             if not token:
                 return shards
+            try:
+                tokens.follow(token)
+            except EndlessListingError as error:
+                return RequestFailure(INTERNAL, f"list_shards: {error}")
             # The token replaces the stream's name; Kinesis rejects a request with both.
             name, arguments = None, {"NextToken": token}
 
@@ -71,7 +80,11 @@ def _shard_page(answer: Any) -> tuple[list[Shard], str | None]:  # noqa: ANN401
         for shard in answer["Shards"]
         if shard["SequenceNumberRange"].get("EndingSequenceNumber") is None
     ]
-    return shards, answer.get("NextToken")
+    token = answer.get("NextToken")
+    if not isinstance(token, str | None):
+        message = f"NextToken is a {type(token).__name__}, and not a text"
+        raise TypeError(message)
+    return shards, token
 
 
 def _max_record_bytes(answer: Any) -> int:  # noqa: ANN401
@@ -126,6 +139,16 @@ def ca_bundle(config: Config, session: Any) -> str | bool:  # noqa: ANN401 - bot
         return config.verify_ssl
     # As botocore: AWS_CA_BUNDLE and the profile first.
     return session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE") or True
+
+
+def user_agent(config: Config, session: Any) -> str:  # noqa: ANN401 - botocore has no types
+    """Return the user agent of the session without its `user_agent_extra`, and then this product and the app's id."""
+    base = session.user_agent().removesuffix(f" {session.user_agent_extra}")
+    product = f"{base} kpl-integrations/{producer_version()}"
+    app_id = config.botocore.get("user_agent_appid") or session.get_config_variable("user_agent_appid")
+    if not app_id:
+        return product
+    return f"{product} app/{sanitize_user_agent_string_component(app_id, allow_hash=True)}"
 
 
 def use_quick_loader(session: Any) -> None:  # noqa: ANN401 - botocore has no types

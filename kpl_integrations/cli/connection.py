@@ -23,6 +23,7 @@ from botocore.exceptions import (
 from botocore.session import Session
 
 from kpl_core import Config, KinesisTransport
+from kpl_core.paging import EndlessListingError
 from kpl_core.records.user_record import require_stream
 from kpl_core.transport.transport import default_transport
 from kpl_integrations.cli.exit_code import CommandFailure
@@ -263,7 +264,7 @@ def _aws_errors_as_failures(
     """
     try:
         yield
-    except (ClientError, BotoCoreError, connection_error) as error:
+    except (ClientError, BotoCoreError, EndlessListingError, connection_error) as error:
         raise CommandFailure(_sentence(error, place, stream, cli_options)) from error
 
 

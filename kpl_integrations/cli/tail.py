@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kpl_core import MalformedAggregatedRecord, UserRecord, decode
+from kpl_core.paging import PageTokens
 from kpl_core.records.hash_key import hash_key_of
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import ExitCode, until_signal
@@ -253,12 +254,14 @@ class StreamReader:
         shards: list[ReadableShard] = []
         wanted = "AT_LATEST" if self.start == "LATEST" else "FROM_TRIM_HORIZON"
         arguments: dict[str, Any] = {**self.stream_argument, "ShardFilter": {"Type": wanted}}
+        tokens = PageTokens()
         while True:
             page = await self.client.list_shards(**arguments)
             shards += map(ReadableShard.of, page["Shards"])
             token = page.get("NextToken")
             if not token:
                 return shards
+            tokens.follow(token)
             arguments = {"NextToken": token}
 
     async def _iterator(self, shard: ReadableShard, *, type: str, after: str | None = None) -> str:  # noqa: A002

@@ -26,6 +26,7 @@ from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.options.coordination_options import SHARED_BURST_SECONDS, CoordinationOptions
 from kpl_core.options.validation import require_choice
+from kpl_core.paging import PageTokens
 from kpl_integrations.dynamodb_limits.leased_rate import LeaseThread, ThreadedS3Client, leased_worker
 from kpl_integrations.dynamodb_limits.proportional import (
     Consumption,
@@ -105,10 +106,14 @@ class DistributedRateAggregator(_Aggregation, RepeatingThread):
         """Read all workers' objects, `max_workers` at a time, write the summary and return it.
 
         Raises:
-            BotoCoreError, ClientError: the bucket cannot be listed or written.
+            BotoCoreError, ClientError, OSError: the bucket cannot be listed or written.
         """
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
-        keys = [each["Key"] for page in pages for each in page.get("Contents", ()) if self._is_report(each["Key"])]
+        tokens = PageTokens()
+        keys: list[str] = []
+        for page in pages:
+            tokens.follow(page.get("NextContinuationToken"))
+            keys += [each["Key"] for each in page.get("Contents", ()) if self._is_report(each["Key"])]
         with ThreadPoolExecutor(max_workers) as readers:
             summary = self._summed(list(readers.map(self._read, keys)))
         self._client.put_object(

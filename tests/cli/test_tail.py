@@ -117,3 +117,13 @@ def test_put_accepts_the_json_output_of_tail(stream, kpl, tmp_path):
         return sorted((each["partition_key"], each.get("data", ""), each.get("data_base64", "")) for each in records)
 
     assert content(after) == content(before)
+
+
+def test_a_listing_without_an_end_is_an_error_that_says_so(stream, kpl, monkeypatch):
+    monkeypatch.setattr("kpl_core.paging.MAX_PAGES", 1)
+    stream.call(lambda fake, now: fake.create_stream("large", shard_count=1_001, now=now))
+    arguments = ["large" if each == stream.name else each for each in stream.address]
+    outcome = kpl("tail", *arguments, "--from-start", "--no-follow")
+    assert outcome.status == 3
+    assert "the listing has more than 1 pages" in outcome.err
+    assert "Traceback" not in outcome.err

@@ -175,6 +175,26 @@ async def test_a_failed_call_raises_one_sentence_with_a_reason(store, error, rea
         assert "secret" not in str(failed.value)
 
 
+async def test_a_listing_that_repeats_its_pages_fails(store):
+    again: Any = {
+        "Items": [],
+        "LastEvaluatedKey": {"name": {"S": "a"}},
+        "IsTruncated": True,
+        "NextContinuationToken": "a",
+        **metadata(),
+    }
+    calls: list[object] = []
+
+    async def page(**arguments: object) -> Any:
+        calls.append(arguments)
+        return again
+
+    store._client.list_objects_v2 = store._client.query = page  # noqa: SLF001
+    with pytest.raises(StoreFailed, match="EndlessListingError; check its endpoint") as failed:
+        await store.read_all("")
+    assert (failed.value.reason, len(calls)) == ("down", 2)
+
+
 async def test_an_answer_without_a_date_header_fails(store, monkeypatch):
     monkeypatch.setattr(f"{__name__}.metadata", lambda: {"ResponseMetadata": {"HTTPHeaders": {}}})
     for call in (store.read("a"), store.write("a", b""), store.read_all("a")):

@@ -22,7 +22,8 @@ from botocore.exceptions import ClientError
 
 from kpl_core import Config, CoordinationOptions, Producer
 from kpl_core.durability.dead_letters.aws_sinks import S3Sink, SqsSink
-from kpl_core.transport.http_connections import HttpAnswer, HttpConnections
+from kpl_core.transport.http_answers import HttpAnswer
+from kpl_core.transport.http_connections import HttpConnections
 from kpl_integrations.cli import main
 from kpl_integrations.glue import GlueEncoder
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant

@@ -11,6 +11,7 @@ from kpl_core import Config
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_core.transport.transport import KinesisTransport
+from kpl_core.version import producer_version
 from tests.support.material import shard_id
 
 
@@ -151,3 +152,51 @@ async def test_the_options_of_the_config_reach_the_client():
     assert (settings.max_pool_connections, settings.read_timeout, settings.connect_timeout) == (7, 1.5, 2.5)
     assert settings.retries["total_max_attempts"] == 1
     assert settings.user_agent_extra == "mine"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["a", "b", "a"], "the token 'a', as a page before it"),
+        (["a", "b", "c", "d"], "more than 4 pages"),
+    ],
+    ids=["repeated", "endless"],
+)
+async def test_a_listing_without_an_end_is_a_failure(tokens, message, monkeypatch):
+    monkeypatch.setattr("kpl_core.paging.MAX_PAGES", 4)
+    client = Client({"list_shards": [{"Shards": [listed(0, 0, 9)], "NextToken": token} for token in tokens]})
+    async with talking_to(client) as transport:
+        failure = await transport.list_shards("s")
+    assert isinstance(failure, RequestFailure)
+    assert failure.code == "Internal"
+    assert message in failure.message
+    assert client.answers["list_shards"] == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("token", [{"a": 1}, ["a"], 7])
+async def test_a_token_that_is_no_string_is_a_failure(token):
+    async with talking_to(Client({"list_shards": [{"Shards": [], "NextToken": token}]})) as transport:
+        failure = await transport.list_shards("s")
+    assert isinstance(failure, RequestFailure)
+    assert "list_shards cannot be parsed" in failure.message
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("variable", "botocore", "ending"),
+    [
+        (None, {}, ""),
+        ("orders app/1", {}, " app/orders-app-1"),
+        ("orders", {"user_agent_appid": "mine"}, " app/mine"),
+    ],
+)
+async def test_the_user_agent_names_the_product_and_the_application(variable, botocore, ending, monkeypatch):
+    if variable is not None:
+        monkeypatch.setenv("AWS_SDK_UA_APP_ID", variable)
+    config = Config(region="us-east-1", botocore=botocore)
+    session = Session(Client({}))
+    async with AiobotocoreTransport(config, session=session).open():
+        pass
+    assert session.options["config"].user_agent.endswith(f" kpl-integrations/{producer_version()}{ending}")

@@ -1,6 +1,7 @@
 """The transport without botocore's client: when it is used, what it sends, and the answers that it understands."""
 
 import asyncio
+import gzip
 import re
 import ssl
 import threading
@@ -21,6 +22,7 @@ from kpl_core.transport import put_records_wire
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_core.transport.direct_transport import DirectTransport, Resolved, resolved
 from kpl_core.transport.transport import default_transport
+from kpl_core.version import producer_version
 from kpl_integrations.kinesis_protocol.sigv4 import SignedRequest, named_credential, require_signature
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.transport.test_aiobotocore_transport import THREE, config, request_of
@@ -28,6 +30,12 @@ from tests.transport.test_aiobotocore_transport import THREE, config, request_of
 ANSWER = b'{"Records":[{"SequenceNumber":"1","ShardId":"a"}]}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(ANSWER)
 STORED = [PutRecordsEntry("1", "a")]
+
+
+def framed(body: bytes, coding: str = "identity") -> bytes:
+    return (
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: %s\r\nContent-Length: %d\r\n\r\n" % (coding.encode(), len(body)) + body
+    )
 
 
 @pytest.fixture
@@ -190,7 +198,8 @@ async def test_a_lack_of_memory_while_a_body_is_built_fails_one_request_of_the_p
 
 
 @pytest.mark.anyio
-async def test_a_request_is_signed_and_names_operation_host_and_token():
+async def test_a_request_is_signed_and_names_operation_host_and_token(monkeypatch):
+    monkeypatch.setenv("AWS_SDK_UA_APP_ID", "orders")
     server = Server(HEAD + ANSWER)
     keys: dict[str, Any] = {
         "aws_access_key_id": "AKIA",
@@ -206,6 +215,8 @@ async def test_a_request_is_signed_and_names_operation_host_and_token():
     assert names["X-Amz-Target"] == "Kinesis_20131202.PutRecords"
     assert names["Content-Type"] == "application/x-amz-json-1.1"
     assert names["User-Agent"].startswith("Botocore/")
+    assert names["User-Agent"].endswith(f" kpl-integrations/{producer_version()} app/orders")
+    assert names["Accept-Encoding"] == "identity"
     assert names["Host"].startswith("127.0.0.1:")
 
     class Key:
@@ -235,6 +246,7 @@ async def test_one_connection_serves_many_requests_and_a_large_body_arrives_whol
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\n" + ANSWER[:5] + b"\r\n%x\r\n" % len(ANSWER[5:])
         + ANSWER[5:] + b"\r\n0\r\nTrailer: 1\r\n\r\n",
         b"HTTP/1.0 200 OK\r\n\r\n" + ANSWER,
+        framed(gzip.compress(ANSWER), "gzip"),
         b"HTTP/1.1 200\r\nConnection: close\r\ncontent-LENGTH:%d\r\n\r\n" % len(ANSWER) + ANSWER,
     ],
 )  # fmt: skip
@@ -255,6 +267,12 @@ async def test_every_framing_of_http_is_understood_and_the_next_request_succeeds
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", "more than 65536 bytes"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnot hexadecimal\r\n", "cannot be parsed"),
         (b"HTTP/1.1 502 Bad Gateway\r\n\r\n<html>", "Bad Gateway"),
+        (framed(b'{"x":' + b"[" * 200_000), "the answer to put_records cannot be parsed: RecursionError"),
+        (framed(b"x", "br"), "the Content-Encoding 'br', which was not asked for"),
+        (framed(b"no gzip", "gzip"), "not the gzip that its Content-Encoding says"),
+        (framed(gzip.compress(ANSWER)[:-1], "gzip"), "not exactly one complete gzip"),
+        (framed(gzip.compress(ANSWER) * 2, "gzip"), "not exactly one complete gzip"),
+        (framed(gzip.compress(bytes(17 * 1024 * 1024)), "gzip"), "at most 16777216 are allowed"),
     ],
 )
 async def test_an_answer_that_is_cut_or_not_http_is_a_failure(answer, message):

@@ -11,8 +11,9 @@ from urllib.parse import SplitResult, urlsplit
 import pytest
 
 from benchmarks.sink_process import make_certificate
-from kpl_core.transport import http_connections
-from kpl_core.transport.http_connections import PIECE_BYTES, HttpAnswer, HttpConnections
+from kpl_core.transport import http_answers, http_connections
+from kpl_core.transport.http_answers import HttpAnswer
+from kpl_core.transport.http_connections import PIECE_BYTES, HttpConnections
 from tests.support.waiting import until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -316,15 +317,13 @@ async def test_after_close_no_connection_is_kept_and_no_timer_runs():
     "answer",
     [
         b"HTTP/1.1 200 OK\r\nContent-Length: 10001\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + (b"64\r\n" + bytes(100) + b"\r\n") * 101,
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFF\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-2\r\n",
         b"HTTP/1.1 200 OK\r\n\r\n" + bytes(10_001),
     ],
 )
 async def test_a_body_above_the_limit_is_refused(answer, monkeypatch):
-    monkeypatch.setattr(http_connections, "_MAX_BODY_BYTES", 10_000)
+    monkeypatch.setattr(http_answers, "MAX_BODY_BYTES", 10_000)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
@@ -346,3 +345,31 @@ async def test_an_answer_that_can_have_no_body_is_complete_after_its_head(status
         for _ in range(2):
             assert (await client.post())[::2] == (status, b"")
     assert client.accepted == 1
+
+
+async def test_the_next_request_does_not_use_the_connection_of_an_answer_that_was_refused():
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        first = client.accepted == 1
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab" if first else answer_of(b"2")
+        )
+        await read_request(reader)
+
+    async with client_of(serve) as client:
+        with pytest.raises(ValueError, match="Content-Length '1, 2'"):
+            await client.post()
+        assert (await client.post()).body == b"2"
+    assert client.accepted == 2
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {})])
+async def test_a_name_without_an_address_is_an_error_that_names_it(monkeypatch):
+    async def nothing(*_: Any, **__: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", nothing)
+    connections = HttpConnections(max_connections=1, connect_seconds=2, exchange_seconds=10, tls=None)
+    with pytest.raises(OSError, match="has no address"):
+        await connections.post(urlsplit("http://kinesis.example"), request_head(b""), b"")
+    await connections.close()

@@ -19,6 +19,7 @@ from kpl_core.coordination.stores.aws_client import (
     store_errors,
     store_failed,
 )
+from kpl_core.paging import PageTokens
 
 EXPIRES_AFTER_SECONDS: Final = 86_400
 # `name` is a reserved word.
@@ -105,8 +106,10 @@ class DynamoDbStore:
         """Return all objects whose names begin with `prefix`: one Query for each megabyte."""
         bodies: dict[str, bytes] = {}
         start: dict[str, Any] = {}
+        tokens = PageTokens()
         while True:
             with store_errors(self._place):
+                tokens.follow(start)
                 page = await self._client.query(
                     TableName=self._table,
                     ConsistentRead=True,

@@ -20,6 +20,7 @@ from kpl_core.coordination.stores.aws_client import (
     store_errors,
     store_failed,
 )
+from kpl_core.paging import PageTokens
 
 # As many objects at a time as AWS's example reads.
 PARALLEL_READS: Final = 16
@@ -101,8 +102,10 @@ class S3Store:
         """
         etags: dict[str, str] = {}
         token: dict[str, str] = {}
+        tokens = PageTokens()
         while True:
             with store_errors(self._place):
+                tokens.follow(token)
                 page = await self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + prefix, **token)
             etags |= {found["Key"]: found["ETag"] for found in page.get("Contents", ())}
             if not page.get("IsTruncated"):

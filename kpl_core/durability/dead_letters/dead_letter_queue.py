@@ -13,8 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
 from kpl_core.backoff import ExponentialBackoff
@@ -36,6 +34,7 @@ from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.options.validation import require
 from kpl_core.records.record_result import INCURABLE, Reason, RecordResult
+from kpl_core.version import producer_version
 
 
 def redrive_at(
@@ -75,15 +74,6 @@ class DepthAlarm:
 
 
 _log: Final = logging.getLogger(__name__)
-
-
-@cache
-def producer_version() -> str:
-    """Return the version of this distribution, "unknown" if it is not installed."""
-    try:
-        return version("kpl-integrations")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def new_letter(

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from kpl_core.durability.dead_letters import DeadLetterQueue, DepthAlarm
-from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
 from kpl_core.durability.spool import DeadLetter, LetterFilter, Spool, SpoolClosed, SpoolFull, SpoolOptions
 from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.records.record_result import Reason
 from kpl_core.records.user_record import Tier
+from kpl_core.version import producer_version
 from tests.support.durability_scene import EXPIRED, THROTTLED, failed, spooled
 
 SECONDS = 20.0
