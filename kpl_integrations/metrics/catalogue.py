@@ -101,7 +101,7 @@ _ROWS: Final = (
     ),
     _gauge(
         "kinesis_producer_shard_utilisation",
-        "Share of the shard's service limit that was used over the last 10 seconds.",
+        "Share of the shard's service limit that was used over the last 10 seconds; in other, the largest.",
         "stream",
         "shard",
     ),

@@ -52,7 +52,9 @@ class MetricsHook(ABC):
         # From the start: Prometheus sees no increase where a series begins with its first loss.
         self._values: defaultdict[tuple[str, Labels], float] = defaultdict(int, {(LOST, ()): 0})
         self._sources: list[Source] = []
+        # By stream and shard, also of those whose label is "other": their shares must not be summed.
         self._utilisation: dict[tuple[str, str], _ShardUtilisation] = {}
+        self._utilisation_bound = _MAX_SHARDS
         self._utilisation_lock = threading.Lock()
 
     def __call__(self, fact: Fact) -> None:
@@ -80,8 +82,11 @@ class MetricsHook(ABC):
         samples = [Sample(name, labels, value) for (name, labels), value in list(self._values.items())]
         now = self._clock()
         with self._utilisation_lock:
-            shares = [(labels, utilisation.share(now)) for labels, utilisation in self._utilisation.items()]
-        samples += [Sample("kinesis_producer_shard_utilisation", labels, share) for labels, share in shares]
+            self._forget_idle_others(now)
+            shares: dict[Labels, float] = {}
+            for utilisation in self._utilisation.values():
+                shares[utilisation.labels] = max(utilisation.share(now), shares.get(utilisation.labels, 0.0))
+        samples += [Sample("kinesis_producer_shard_utilisation", labels, share) for labels, share in shares.items()]
         for source in self._sources:
             samples += source()
         return samples
@@ -114,15 +119,25 @@ class MetricsHook(ABC):
             self._values[LOST, ()] += fact.user_records
         if outcome == "delivered":
             with self._utilisation_lock:
-                # Look up the unbounded name first: bounding it on each call would cost twice as much.
-                utilisation = self._utilisation.get((fact.stream, fact.shard_id or ""))
+                place = fact.stream, fact.shard_id or ""
+                utilisation = self._utilisation.get(place)
                 if utilisation is None:
-                    labels = self._shard_labels(fact.stream, fact.shard_id or "")
-                    utilisation = self._utilisation.setdefault(labels, _ShardUtilisation())
+                    utilisation = self._utilisation[place] = _ShardUtilisation(self._shard_labels(*place))
+                    if len(self._utilisation) > self._utilisation_bound:
+                        self._forget_idle_others(self._clock())
                 # A user record that was finished separately is only a part of a Kinesis record.
                 is_kinesis_record = fact.kinesis_bytes > 0
                 size_bytes = fact.kinesis_bytes or fact.user_bytes
                 utilisation.add(size_bytes, self._clock(), records=int(is_kinesis_record))
+
+    def _forget_idle_others(self, now: float) -> None:
+        """Forget shards without a label of their own that have been idle for 10 seconds: reshards make new ones."""
+        if len(self._utilisation) > _MAX_SHARDS:
+            self._utilisation = {
+                place: each for place, each in self._utilisation.items() if each.labels == place or each.share(now)
+            }
+            # Twice as many as are left: a search for each new shard would take time quadratic in the shards.
+            self._utilisation_bound = 2 * max(_MAX_SHARDS, len(self._utilisation))
 
 
 class BoundedLabel:
@@ -149,9 +164,10 @@ class BoundedLabel:
 class _ShardUtilisation:
     """Sums what was delivered to a shard over the last 10 seconds, in slots of one second."""
 
-    __slots__ = ("_bytes", "_records", "_slots")
+    __slots__ = ("_bytes", "_records", "_slots", "labels")
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
         # [second, Kinesis records, bytes], oldest first; the other two fields are their sums.
         self._slots: deque[list[int]] = deque()
         self._records = 0

@@ -124,6 +124,31 @@ def test_utilisation_counts_bytes_and_records_as_the_service_does() -> None:
     assert metrics.value(name) == pytest.approx(10_000 * 100 / (10 * 1024 * 1024))
 
 
+def test_the_utilisation_of_other_is_that_of_its_busiest_shard() -> None:
+    """The sum over 500 shards at 1 % is 5.0, for which KinesisShardFull fires."""
+    metrics = InMemoryMetrics(clock=lambda: 100.0)
+    for number in range(1_500):
+        size = 500_000 if number == 1_200 else 100_000
+        metrics(structs.replace(DELIVERED, shard_id=f"shardId-{number:012}", kinesis_bytes=size))
+    name = "kinesis_producer_shard_utilisation"
+    assert metrics.value(name, shard="shardId-000000000999") == pytest.approx(0.0095, rel=0.01)
+    assert metrics.value(name, shard="other") == pytest.approx(0.0477, rel=0.01)
+
+
+def test_shards_in_other_that_are_idle_are_forgotten() -> None:
+    now = 100.0
+    metrics = InMemoryMetrics(clock=lambda: now)
+    for number in range(10_000):
+        metrics(structs.replace(DELIVERED, shard_id=f"shardId-{number:012}"))
+        now += 0.1
+    kept = metrics._utilisation  # noqa: SLF001
+    assert len(kept) <= 2_200
+    metrics.samples()
+    kept = metrics._utilisation  # noqa: SLF001
+    assert 1_080 <= len(kept) <= 1_100
+    assert ("orders", "shardId-000000000000") in kept
+
+
 @pytest.mark.parametrize("label", ["reason", "shard"])
 def test_label_values_above_the_bound_become_other(label: str) -> None:
     metrics = InMemoryMetrics()
