@@ -20,6 +20,8 @@ import msgspec
 from kpl_core.options.config import Config
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
+# Also the answer to a request that was signed before the machine was suspended, or before its clock was corrected.
+_WRONG_SIGNATURE: Final = "InvalidSignatureException"
 
 # The codes of a request that breaks a rule. The answer does not say which record breaks it.
 _INVALID: Final = ("Validation", "InvalidArgument")
@@ -42,6 +44,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str | None = None
     # Of an error: it was the answer to a whole request of more than one Kinesis record.
     request_of_many: bool = False
+    # Of an error: the attempt before this one failed with the same code.
+    repeated: bool = False
     # Of a success:
     aggregated: bool = False
     expected_shard: bool = True
@@ -75,6 +79,11 @@ TABLE: Final[tuple[Row, ...]] = (
             and not config.is_retryable(case.error_code)
         ),
         Action.BISECT,
+    ),
+    Row(
+        "a signature that is refused for the first time",
+        lambda case, _: case.error_code == _WRONG_SIGNATURE and not case.repeated,
+        Action.RETRY,
     ),
     Row(
         "an error no retry can cure",

@@ -21,7 +21,6 @@ from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator, di
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.open_record import NEEDS_NO_ROUTES, append_pairs
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
-from kpl_core.pipeline.retrier import expired_attempt
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import FairQueueing, Gate, GroupTerms, Poll, Stages, WriteAhead
@@ -334,7 +333,7 @@ class StreamPipeline:
         output = self._output
         if self.fair is not None and self.fair.next_wakeup() <= now:
             for detached in self.fair.take_expired(now):
-                self.ledger.fail_waiting(detached, expired_attempt(detached, now))
+                self.ledger.fail_waiting(detached, self._retrier.expired_attempt(detached, now))
         if self.gate is not None and self.gate.next_wakeup() <= now:
             self._forwarder.try_gate_again(self.gate, now)
         if output.deadlines.next_at <= now:

@@ -18,6 +18,7 @@ from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.send_queue import Bisection
 from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
+from kpl_core.records.outcome import History
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import EXPIRED, INTERNAL, RECORD_COUNT_MISMATCH, WRONG_SHARD, Attempt
 
@@ -26,6 +27,8 @@ MAP_WAIT_SECONDS: Final = 2.0
 # In arrival order, where the whole shard waits. A record decided without the map could be overtaken by records that the
 # map moves.
 MAP_WAIT_SECONDS_IN_ORDER: Final = 10.0
+# How much of the last error the message of an expired record quotes.
+_QUOTED_CHARACTERS: Final = 300
 # User records handed out by one call. More may be due at one instant, and other tasks of the loop must get their turn.
 DUE_AT_ONCE: Final = 500
 
@@ -129,6 +132,8 @@ class Retrier:
         self._awaiting_map: list[AwaitingMap] = []
         # When the first of them has waited too long, `math.inf` if there is none.
         self.next_at = math.inf
+        # The newest failed attempt of any record, for records that expire without one of their own.
+        self._last_failure: Attempt | None = None
         # Its records travel in requests of their own.
         self.bisection = Bisection()
 
@@ -156,8 +161,10 @@ class Retrier:
                     retries.throttled[shard] += 1
                 text = entry.error_message or ("" if entry.error_code else "neither a sequence number nor an error")
                 failure = RequestFailure(entry.error_code or INTERNAL, text)
-                row = classify(Case(error_code=failure.code), self._config)
-                self._failed(record, row, _failed_attempt(failure, request.started_at, now), delays, retries)
+                repeated = _last_code(record.outcome.history) == failure.code
+                row = classify(Case(error_code=failure.code, repeated=repeated), self._config)
+                attempt = self._last_failure = _failed_attempt(failure, request.started_at, now)
+                self._failed(record, row, attempt, delays, retries)
             elif shard is None or shard == entry.shard_id:
                 stored.append((record, entry))
                 if self._in_order:
@@ -174,8 +181,15 @@ class Retrier:
         self, request: PutRecordsRequest, failure: RequestFailure, now: float, retries: Retries
     ) -> None:
         records = request.records
-        row = classify(Case(error_code=failure.code, request_of_many=len(records) > 1), self._config)
+        rows = {
+            repeated: classify(
+                Case(error_code=failure.code, request_of_many=len(records) > 1, repeated=repeated), self._config
+            )
+            for repeated in (False, True)
+        }
+        row = rows[False]
         attempt = _failed_attempt(failure, request.started_at, now)
+        self._last_failure = attempt
         if row.action is Action.BISECT:
             for record in records:
                 record.outcome.attempted(attempt)
@@ -184,11 +198,13 @@ class Retrier:
         # One delay for all: they were packed together, and will be again.
         delays: dict[str | None, float] = {}
         if row.action is Action.RETRY:
-            retries.request_failed = True
+            # Not for what is tried once more only: the next request may be signed with another time.
+            retries.request_failed = rows[True].action is Action.RETRY
             delay = self.backoff(max(record.failures for record in records) + 1)
             delays = dict.fromkeys((record.predicted_shard for record in records), delay)
         for record in records:
-            self._failed(record, row, attempt, delays, retries)
+            repeated = _last_code(record.outcome.history) == failure.code
+            self._failed(record, rows[repeated], attempt, delays, retries)
         if row.action is Action.FAIL and is_invalid(failure.code) and self.bisection.refused_alone(records):
             text = f"{failure.message} (the answer to other records; this one was refused with them and not sent alone)"
             for record in self.bisection.take_all():
@@ -280,7 +296,8 @@ class Retrier:
             else:
                 retried = detached.after(wrong)
                 if self._is_expired(retried, now):
-                    self._ledger.settle_alone(retried, expired_attempt(retried, now), predicted_shard=predicted_shard)
+                    expired = self.expired_attempt(retried, now)
+                    self._ledger.settle_alone(retried, expired, predicted_shard=predicted_shard)
                 else:
                     retries.reaggregate.append(retried)
         self._ledger.detach(stored.record)
@@ -292,18 +309,33 @@ class Retrier:
     def expire(self, record: KinesisRecord, now: float) -> list[DetachedUserRecord]:
         """Fail the expired user records of a Kinesis record; return the others, which travel on."""
         if max(record.arrivals) + self._ttl_seconds <= now:
-            self._ledger.fail(record, _expired_after(now - min(record.arrivals), now))
+            outcome = record.outcome
+            # Without an attempt of its own, those of user records that moved here.
+            history = outcome.history or next(iter((outcome.histories or {}).values()), None)
+            self._ledger.fail(record, self._expired(min(record.arrivals), history, now))
             return []
         left = []
         for detached in record.take_apart():
             if self._is_expired(detached, now):
                 self._ledger.settle_alone(
-                    detached, expired_attempt(detached, now), predicted_shard=record.predicted_shard
+                    detached, self.expired_attempt(detached, now), predicted_shard=record.predicted_shard
                 )
             else:
                 left.append(detached)
         self._ledger.detach(record)
         return left
+
+    def expired_attempt(self, detached: DetachedUserRecord, now: float) -> Attempt:
+        """Return the attempt that fails a user record whose time to live is over. It quotes the last real error."""
+        return self._expired(detached.arrived_at, detached.history, now)
+
+    def _expired(self, arrived_at: float, history: History | None, now: float) -> Attempt:
+        text = f"not delivered within its time to live, {now - arrived_at:.3f} s after put"
+        if history is not None:
+            text += f"; the last attempt: {_quoted(history.attempt)}"
+        elif self._last_failure is not None and self._last_failure.ended_at >= arrived_at:
+            text += f"; it was not sent; meanwhile others of its stream failed: {_quoted(self._last_failure)}"
+        return Attempt(False, EXPIRED, text, now, now)  # noqa: FBT003
 
     def shards_changed(self, now: float) -> Retries:
         """Decide the outcomes that await the shard map, because it was refreshed."""
@@ -355,10 +387,12 @@ def _wrong_shard_attempt(stored: AwaitingMap, now: float) -> Attempt:
     return Attempt(False, WRONG_SHARD, text, stored.attempt.started_at, now)  # noqa: FBT003
 
 
-def expired_attempt(detached: DetachedUserRecord, now: float) -> Attempt:
-    """Return the attempt that fails a user record whose time to live is over."""
-    return _expired_after(now - detached.arrived_at, now)
+def _last_code(history: History | None) -> str | None:
+    return None if history is None else history.attempt.error_code
 
 
-def _expired_after(age: float, now: float) -> Attempt:
-    return Attempt(False, EXPIRED, f"not delivered within its time to live, {age:.3f} s after put", now, now)  # noqa: FBT003
+def _quoted(attempt: Attempt) -> str:
+    """Return code and message of a failed attempt, the message shortened."""
+    message = attempt.error_message or ""
+    shown = message if len(message) <= _QUOTED_CHARACTERS else f"{message[:_QUOTED_CHARACTERS]}..."
+    return f"{attempt.error_code}: {shown}" if shown else str(attempt.error_code)

@@ -3,6 +3,7 @@
 import pytest
 
 from kpl_core.pipeline.retrier import BackoffQueue, Retrier
+from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.put_records import PutRecordsEntry, RequestFailure
 from kpl_core.records.record_result import Attempt, RecordResult
 from tests.pipeline.books import (
@@ -86,8 +87,14 @@ def test_a_throttled_record_fails_alone_if_the_caller_prefers_it(mode):
 def test_what_no_retry_can_cure_fails_at_once_but_not_in_the_kpls_mode(code):
     books = Books()
     record = books.record()
-    books.answer(record, RequestFailure(code, "no"))
-    assert results(record) == [RecordResult(False, None, None, (failure(code, "no"),))]
+    retries = books.answer(record, RequestFailure(code, "no"))
+    attempts = 1
+    if code == "InvalidSignatureException":  # signed again once
+        assert [record for _, record in retries.resend] == [record]
+        assert not retries.request_failed
+        books.answer(record, RequestFailure(code, "no"))
+        attempts = 2
+    assert results(record) == [RecordResult(False, None, None, (failure(code, "no"),) * attempts)]
     assert books.is_closed
     compatible = Books(mode="kpl_compatible")
     record = compatible.record()
@@ -171,6 +178,36 @@ def test_expiring_while_waiting_is_one_attempt():
         assert [each.error_code for each in result.attempts] == ["Expired"]
         assert "30.500 s after put" in (result.error_message or "")
     assert books.is_closed
+
+
+def expired_text(books: Books, record: KinesisRecord, now: float) -> str:
+    books.retrier.expire(record, now)
+    (result,) = results(record)
+    assert result is not None
+    assert result.error_code == "Expired"
+    return result.error_message or ""
+
+
+def test_an_expired_record_quotes_its_last_real_error():
+    books = Books()
+    record = books.record(arrivals=(0.0,))
+    for failed in (refused(THROTTLED, "slow"), RequestFailure("Internal", "Connect call failed")):
+        books.answer(record, failed, started_at=1.0, now=2.0)
+    text = expired_text(books, record, 30.5)
+    assert text == (
+        "not delivered within its time to live, 30.500 s after put; the last attempt: Internal: Connect call failed"
+    )
+
+
+def test_an_expired_record_that_was_never_sent_quotes_what_happened_to_others_meanwhile():
+    books = Books()
+    first, second, third = (books.record(arrivals=(at,)) for at in (0.0, 1.0, 5.0))
+    books.answer(first, RequestFailure("Internal", "x" * 1_000), started_at=1.0, now=2.0)
+    assert expired_text(books, second, 31.5).endswith(
+        f"; it was not sent; meanwhile others of its stream failed: Internal: {'x' * 300}..."
+    )
+    # The failure was over before this one was put.
+    assert expired_text(books, third, 35.5) == "not delivered within its time to live, 30.500 s after put"
 
 
 def test_the_neighbours_of_an_expired_user_record_go_on_without_an_attempt():

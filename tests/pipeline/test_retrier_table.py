@@ -39,11 +39,24 @@ def elsewhere(*, aggregated: bool, known: bool = True, inside: bool = True, wait
 # Written from spec/producer.md ("Retrier: the table") and seed 001, not from the code.
 SPECIFIED = [
     # code in non_retryable_error_codes: fail at once; kpl_compatible retries all
-    *(Expected(OURS, Case(error_code=code), Action.FAIL) for code in [*INCURABLE, "ValidationException"]),
     *(
-        Expected(OURS, Case(error_code=code, request_of_many=True), Action.FAIL)
+        Expected(OURS, Case(error_code=code, repeated=True), Action.FAIL)
+        for code in [*INCURABLE, "ValidationException"]
+    ),
+    *(
+        Expected(OURS, Case(error_code=code, request_of_many=True, repeated=True), Action.FAIL)
         for code in INCURABLE
         if code != "InvalidArgumentException"
+    ),
+    *(
+        Expected(OURS, Case(error_code=code), Action.FAIL)
+        for code in [*INCURABLE, "ValidationException"]
+        if code != "InvalidSignatureException"
+    ),
+    # the clock may have been set since the request was signed: sign again once
+    *(
+        Expected(EVERY, Case(error_code="InvalidSignatureException", request_of_many=many), Action.RETRY)
+        for many in (False, True)
     ),
     # a ValidationException for a request of many records is bisected, and so is its sister of some endpoints
     *(
@@ -114,8 +127,10 @@ def test_in_arrival_order_an_unknown_range_is_waited_for_where_ranges_count(cons
 
 
 def every_case() -> list[Case]:
-    codes: list[Any] = [None, THROTTLED, "ValidationException", "AccessDeniedException", "InternalFailure"]
-    flags = itertools.product(codes, *[[False, True]] * 6)
+    codes: list[Any] = [
+        None, THROTTLED, "ValidationException", "AccessDeniedException", "InvalidSignatureException", "InternalFailure",
+    ]  # fmt: skip
+    flags = itertools.product(codes, *[[False, True]] * 7)
     return [
         Case(
             error_code=code,
@@ -125,8 +140,9 @@ def every_case() -> list[Case]:
             range_known=known,
             all_inside=inside,
             waited=waited,
+            repeated=repeated,
         )
-        for code, many, aggregated, expected_shard, known, inside, waited in flags
+        for code, many, aggregated, expected_shard, known, inside, waited, repeated in flags
     ]
 
 

@@ -113,10 +113,15 @@ async def test_an_unknown_stream_fails_quickly_and_harms_no_other(stream, caplog
 
 
 @pytest.mark.parametrize(
-    "code",
-    ["AccessDeniedException", "UnrecognizedClientException", "InvalidSignatureException", "KMSAccessDeniedException"],
+    ("code", "attempts"),
+    [
+        ("AccessDeniedException", 1),
+        ("UnrecognizedClientException", 1),
+        ("InvalidSignatureException", 2),
+        ("KMSAccessDeniedException", 1),
+    ],
 )
-async def test_denied_credentials_fail_at_once_with_the_services_words(code):
+async def test_denied_credentials_fail_at_once_with_the_services_words(code, attempts):
     transport = service()
     transport.kinesis.faults.add(ErrorAnswer(code, "User: nobody is not authorized"))
     async with producer(transport) as orders:
@@ -128,7 +133,20 @@ async def test_denied_credentials_fail_at_once_with_the_services_words(code):
         result = delivery.result()
         assert result.error_code == code
         assert "not authorized" in (result.error_message or "")
-        assert len(result.attempts) == 1
+        assert len(result.attempts) == attempts
+
+
+async def test_a_request_whose_signature_is_refused_once_is_sent_again_and_nothing_pauses():
+    """As after a suspend of the machine, or a step of its clock."""
+    transport = service()
+    transport.kinesis.faults.add(ErrorAnswer("InvalidSignatureException", "Signature expired"), When(times=4))
+    async with producer(transport, max_in_flight_requests=1, collection_max_count=1) as orders:
+        deliveries = put(orders, 8)
+        report = await orders.flush()
+        assert anyio.current_time() < 1.0
+    assert_books_close(report, deliveries)
+    assert report.delivered == 8
+    assert max(len(delivery.result().attempts) for delivery in deliveries) == 2
 
 
 async def test_an_unreachable_endpoint_is_retried_until_the_records_expire():
@@ -143,6 +161,8 @@ async def test_an_unreachable_endpoint_is_retried_until_the_records_expire():
         codes = [attempt.error_code for attempt in delivery.result().attempts]
         assert codes[-1] == "Expired"
         assert set(codes[:-1]) == {"Internal"}
+        text = delivery.result().error_message or ""
+        assert text.endswith("; the last attempt: Internal: connection reset before the request was stored")
         assert 3 <= len(codes) < 60
 
 
