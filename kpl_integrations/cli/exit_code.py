@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
@@ -51,6 +52,24 @@ def on_signal(callback: Callable[[signal.Signals], object]) -> Iterator[None]:
         with suppress(NotImplementedError):
             for number in SIGNAL_CODES:
                 loop.remove_signal_handler(number)
+
+
+@contextmanager
+def on_hangup(callback: Callable[[], object]) -> Iterator[None]:
+    """Call `callback` for each SIGHUP inside the block, where the system has it; needs the running asyncio loop.
+
+    In a terminal SIGHUP means that it was closed, and ends the command as it does any other.
+    """
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or (sys.stdin is not None and sys.stdin.isatty()):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(number, callback)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
 
 
 async def until_signal(work: Callable[[], Awaitable[ExitCode | None]]) -> ExitCode:

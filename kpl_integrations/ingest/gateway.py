@@ -21,7 +21,7 @@ import msgspec
 
 from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
-from kpl_core.hooks import RecordsFinished
+from kpl_core.hooks import CoordinatorMet, RecordsFinished
 from kpl_core.transport.transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.admission import Admission
@@ -49,12 +49,14 @@ from kpl_integrations.ingest.http.answers import (
     send_refusal,
 )
 from kpl_integrations.ingest.http.bodies import ClientGone, drop_rest, read_body
+from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.cors import CrossOrigin
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import HostNames, RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
+from kpl_integrations.ingest.parts.watch import PartsWatch
 from kpl_integrations.ingest.routes.kinesis_wire import KinesisWireRoute
 from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, OtlpRoute
 from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
@@ -62,7 +64,7 @@ from kpl_integrations.ingest.routes.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stats import GatewayStats, SingleProcessStats
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
-from kpl_integrations.ingest.tenants import Tenant, TenantDirectory
+from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
 from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
 from kpl_integrations.ingest.workers.link import SupervisorLink
@@ -113,6 +115,9 @@ class IngestGateway:
         self.plain_receive = False
         # The server's connections are read in turns while its event loop is late.
         self.read_turns = ReadTurns(self._tenant_shown)
+        # Set by the server if it has TLS; read again with the tenants.
+        self.certificate: ServerCertificate | None = None
+        self._reload_wanted = anyio.Event()
         self.tally = Tally()
         self.report: ProducerReport | None = None
         # The other protocols and the dashboard, by method and path; filled when the gateway opens.
@@ -152,6 +157,7 @@ class IngestGateway:
                     region=self.settings.region,
                     clock=opened.admission.now,
                     chance=self._chance,
+                    tell=partial(opened.parts.coordinated, "quotas"),
                 )
                 await stack.enter_async_context(shared)
             if self._supervisor is not None:
@@ -161,6 +167,7 @@ class IngestGateway:
             reloading = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(reloading.cancel_scope.cancel)
             reloading.start_soon(self._reload)
+            reloading.start_soon(opened.parts.run)
             self._exits = stack.pop_all()
         self._entered = True
         return self
@@ -175,6 +182,14 @@ class IngestGateway:
         # Only a directory that verifies has verified tenants.
         verified_bytes = self.settings.max_reading_bytes // 2 if self.directory.verifies else 0
         acknowledge = None if self._supervisor is None else self._supervisor.counts.acknowledge
+        admission = Admission(producer, accounts, clock=clock, chance=self._chance, acknowledge=acknowledge)
+        parts = PartsWatch(
+            producer,
+            lambda: admission.state,
+            has_tenants_file=not isinstance(self.directory, OpenTenants | CallableTenants),
+            certificate=self.certificate,
+            clock=clock,
+        )
         return OpenGateway(
             settings=self.settings,
             directory=self.directory,
@@ -182,7 +197,7 @@ class IngestGateway:
             producer=producer,
             accounts=accounts,
             streams=StreamDirectory(transport, clock=clock),
-            admission=Admission(producer, accounts, clock=clock, chance=self._chance, acknowledge=acknowledge),
+            admission=admission,
             verified_room=SharedRoom(verified_bytes),
             anonymous_room=SharedRoom(self.settings.max_reading_bytes - verified_bytes),
             addresses=AddressBudgets(),
@@ -192,6 +207,7 @@ class IngestGateway:
             admin_key=AdminKey(self.settings.admin_key),
             login_attempts=LoginAttempts(clock()),
             read_turns=self.read_turns,
+            parts=parts,
             closing=anyio.Event(),
         )
 
@@ -219,7 +235,6 @@ class IngestGateway:
 
     def drain(self) -> None:
         """Report not ready, and still accept requests."""
-        self._resources.health.is_draining = True
         self.read_turns.end()
         if self.admission.state == "open":
             self.admission.state = "draining"
@@ -246,23 +261,37 @@ class IngestGateway:
         """Stop the delivery of a running `close`: the remaining records are kept or fail at once."""
         self._closing_scope.cancel()
 
+    def reload(self) -> None:
+        """Read the tenants and the certificate again now, as for SIGHUP. Not thread-safe."""
+        self._reload_wanted.set()
+
     async def _reload(self) -> None:
         failures = ReloadFailureLog()
+        parts = self.opened.parts
         while True:
-            await anyio.sleep(self.settings.reload_seconds)
+            with anyio.move_on_after(self.settings.reload_seconds):
+                await self._reload_wanted.wait()
+            is_wanted, self._reload_wanted = self._reload_wanted.is_set(), anyio.Event()
+            if self.certificate is not None:
+                await anyio.to_thread.run_sync(partial(self.certificate.reload_if_changed, always=is_wanted))
             try:
                 # In a thread, because reading 10,000 tenants takes 0.5 s.
                 if await anyio.to_thread.run_sync(self.directory.reload_if_changed):
                     _log.info("reloaded the tenants: %d", sum(1 for _ in self.directory.tenants()))
             except Exception as error:  # noqa: BLE001 - an application's directory may raise anything
                 failures.failed(error, anyio.current_time())
+                parts.tenants_problem = type(error).__name__
             else:
                 failures.succeeded(anyio.current_time())
+                parts.tenants_problem = getattr(self.directory, "problem", None)
+            parts.look()
 
     def _observe(self, fact: Any) -> None:  # noqa: ANN401 - any fact; admission selects its own
         if not self._entered:
             return
-        if not isinstance(fact, RecordsFinished):
+        if isinstance(fact, CoordinatorMet):
+            self.opened.parts.coordinated("shards", fact)
+        elif not isinstance(fact, RecordsFinished):
             self.admission(fact)
         elif fact.outcome == "delivered":
             self.opened.streams.confirm(fact.stream)

@@ -22,6 +22,7 @@ from kpl_integrations.ingest.http.bodies import ReadBody
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import FieldsByName, body_watcher, claim_request, mark_verified
+from kpl_integrations.ingest.parts.watch import PartsWatch
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
@@ -53,6 +54,7 @@ class OpenGateway:
     admin_key: AdminKey
     login_attempts: LoginAttempts
     read_turns: ReadTurns
+    parts: PartsWatch
     closing: anyio.Event
 
     def account_of(self, scope: Scope, headers: FieldsByName) -> TenantAccount:

@@ -76,7 +76,11 @@ def openapi_document(settings: IngestSettings) -> Document:
         "paths": {
             "/v1/streams/{stream}/records": {"post": _records(settings)},
             "/livez": _get("Whether the process is alive", {"200": _json("Alive")}),
-            "/readyz": _get("Whether to send traffic here", {"200": _json("Ready"), "503": _json("Not ready")}),
+            "/readyz": _get(
+                "Whether to send traffic here; with ?verbose the state of each part",
+                {"200": _json("Ready"), "503": _json("Not ready")},
+                {"name": "verbose", "in": "query", "allowEmptyValue": True, "schema": _TEXT},
+            ),
             "/metrics": _get("Metrics for Prometheus", {"200": _response("OK", {"text/plain": {}})}),
             "/v1/stats": _get(
                 "Figures of the whole gateway with the admin key, of one tenant with its own key",
@@ -244,8 +248,9 @@ def _json(description: str, schema: str | None = None, headers: Document | None 
     return _response(description, {JSON: {"schema": {"$ref": _REF + schema}} if schema else _OBJECT}, headers)
 
 
-def _get(summary: str, responses: Document) -> Document:
-    return {"get": {"summary": summary, "responses": responses}}
+def _get(summary: str, responses: Document, *parameters: Document) -> Document:
+    described = {"parameters": list(parameters)} if parameters else {}
+    return {"get": {"summary": summary, **described, "responses": responses}}
 
 
 def protocol_paths() -> Document:

@@ -26,6 +26,7 @@ import uvicorn
 from kpl_core import ProducerReport
 from kpl_integrations.ingest.fast_path.selection import server_protocol
 from kpl_integrations.ingest.gateway import IngestGateway
+from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.listening import BACKLOG, SpareSockets, bound_socket, connection_limit
 
 __all__ = ["GatewayServer", "bound_socket", "url_of"]
@@ -43,13 +44,16 @@ _M_MMAP_THRESHOLD: Final = -3
 class _QuietServer(uvicorn.Server):
     """uvicorn's server without signal handlers. It stops when `should_exit` is set, and sets `listening`."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, certificate: ServerCertificate | None) -> None:
         super().__init__(config)
+        self._certificate = certificate
         self.listening = anyio.Event()
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
+        if self._certificate is not None and self.config.ssl is not None:
+            self._certificate.serve(self.config.ssl)
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         self.listening.set()
@@ -115,6 +119,9 @@ class GatewayServer:
     """Serve one gateway on one socket, from `run` to the last answer.
 
     `spares` are the sockets of other workers, from which it may accept too; it closes them.
+
+    Raises:
+        ConfigError: the TLS files of the settings cannot be used.
     """
 
     def __init__(self, gateway: IngestGateway, listening: socket.socket, spares: SpareSockets | None = None) -> None:
@@ -127,6 +134,8 @@ class GatewayServer:
         settings = gateway.settings
         protocol = server_protocol(gateway, settings)
         gateway.plain_receive = protocol.is_fast
+        if settings.tls_certificate is not None and settings.tls_key is not None:
+            gateway.certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
         self._server = _QuietServer(
             uvicorn.Config(
                 gateway,
@@ -146,7 +155,8 @@ class GatewayServer:
                 timeout_graceful_shutdown=_LAST_ANSWERS_SECONDS,
                 ssl_certfile=settings.tls_certificate,
                 ssl_keyfile=settings.tls_key,
-            )
+            ),
+            gateway.certificate,
         )
         self.url = url_of(listening, is_tls=settings.tls_certificate is not None)
         self._signals = 0
@@ -163,6 +173,10 @@ class GatewayServer:
             self._hurry.set()
         if self._signals > (2 if number is signal.SIGINT else 1):
             self._gateway.give_up()
+
+    def reload(self) -> None:
+        """Read the tenants file and the certificate again now."""
+        self._gateway.reload()
 
     async def run(self, *, started: Callable[[], object] = lambda: None) -> ProducerReport:
         """Serve until `stop`. Return the report of all records."""

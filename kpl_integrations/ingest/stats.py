@@ -70,6 +70,7 @@ class SingleProcessStats:
                 lambda: {each.value.replace(" ", "_"): count for each, count in opened.tally.refusals.items()},
             )
         )
+        metrics.watch(opened.parts.samples)
         metrics.watch(self._state)
 
     async def totals(self) -> GatewayTotals:

@@ -153,6 +153,17 @@ _ROWS: Final = (
     _gauge("kinesis_ingest_paused_connections", "Connections that are not read now, because CPU time is short."),
     _counter("kinesis_ingest_read_pauses_total", "Pauses in the reading of connections, because CPU time was short."),
     _gauge("kinesis_ingest_open", "1 while the gateway accepts requests and does not drain, else 0."),
+    _gauge(
+        "kinesis_ingest_part",
+        "Gateway processes whose part is in this state: ok, degraded, failed or not_configured; each exists from the "
+        "start.",
+        "part",
+        "state",
+    ),
+    _gauge(
+        "kinesis_ingest_certificate_days_left",
+        "Days until the TLS certificate expires, below 0 after that; only with TLS.",
+    ),
     _gauge("kinesis_ingest_workers", "Running gateway processes; only with workers."),
     _gauge(
         "kinesis_ingest_lost_records",

@@ -202,8 +202,9 @@ def test_a_token_bucket_limiter_is_a_source() -> None:
 
 
 def test_no_label_takes_unbounded_values_from_callers() -> None:
-    # `tenant` has the twenty longest waits only; statuses and resources are few.
+    # `tenant` has the twenty longest waits only; statuses, resources, parts and their states are few.
     allowed = {"outcome", "place", "reason", "tier", "stream", "shard", "code", "tenant", "resource", "signal"}
+    allowed |= {"part", "state"}
     for metric in METRICS.values():
         assert set(metric.labels) <= allowed
 

@@ -5,6 +5,7 @@ A record moves from the spool to this queue in one transaction. `redrive_at` dec
 send letters again.
 """
 
+import contextlib
 import logging
 import os
 import random
@@ -18,6 +19,7 @@ from typing import Final, NamedTuple
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.durability.spool.envelope import DeadLetter, SpooledRecord, dead_letter_of, letter_id
 from kpl_core.durability.spool.spool import Spool
+from kpl_core.durability.spool.spool_error import SpoolError, SpoolFull
 from kpl_core.durability.spool.spool_writer import new_future
 from kpl_core.durability.spool.store import SpoolStore
 from kpl_core.durability.spool.tables import (
@@ -130,6 +132,14 @@ class DeadLetterQueue:
         self._listeners: list[Callable[[], None]] = []
         # Letters stored since this object was created, by reason; changed only on the spool's thread.
         self.buried: Counter[Reason] = Counter()
+        # The last letters could not be stored: the disk failed, or there was no room.
+        self.failing = False
+        self._is_full = False
+
+    @property
+    def is_alarmed(self) -> bool:
+        """Whether the depth has reached the alarm's threshold, and has not fallen to half of it since."""
+        return self._alarm is not None and self._alarm.raised
 
     @property
     def depth(self) -> int:
@@ -158,11 +168,29 @@ class DeadLetterQueue:
         ]
 
         def settled(stored: bool) -> None:  # noqa: FBT001 - the signature of `settled`
+            self.failing, self._is_full = not stored, False
             if stored:
                 self.buried.update(letter.reason for letter in letters)
             self._changed(stored)
 
-        return self.spool.bury_nowait(rows, spooled_ids=spooled_ids, settled=settled)
+        try:
+            return self.spool.bury_nowait(rows, spooled_ids=spooled_ids, settled=settled)
+        except SpoolError as error:
+            self.failing, self._is_full = True, isinstance(error, SpoolFull)
+            raise
+
+    def probe(self) -> None:
+        """Try a small write if the disk did not store the last letters, so that `failing` ends when it stores again.
+
+        Without room for letters nothing is tried: `failing` ends when letters are removed.
+        """
+        if self.failing and not self._is_full:
+            with contextlib.suppress(SpoolError):
+                self.spool.probe_nowait().add_done_callback(self._probed)
+
+    def _probed(self, probe: "Future[None]") -> None:
+        if not self._is_full:
+            self.failing = probe.cancelled() or probe.exception() is not None
 
     def due_nowait(self, limit: int) -> "Future[DueLetters]":
         """Read up to `limit` due letters, critical first, and the seconds until the next one is due."""
@@ -191,7 +219,7 @@ class DeadLetterQueue:
 
     def remove(self, letters: Iterable[StoredLetter]) -> "Future[None]":
         """Delete letters that were delivered, exported or purged. Deleting one twice is harmless."""
-        return self.spool.change_letters(removed=[stored.number for stored in letters], settled=self._changed)
+        return self.spool.change_letters(removed=[stored.number for stored in letters], settled=self._removed)
 
     def try_later(self, letters: Iterable[StoredLetter]) -> "Future[None]":
         """Count one more redrive for each letter and set when it is due again."""
@@ -220,6 +248,11 @@ class DeadLetterQueue:
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` on the spool's thread whenever letters changed. `listener` must be quick."""
         self._listeners.append(listener)
+
+    def _removed(self, removed: bool) -> None:  # noqa: FBT001 - the signature of `settled`
+        if removed:
+            self.failing = self._is_full = False
+        self._changed(removed)
 
     def _changed(self, _: bool) -> None:  # noqa: FBT001 - the signature of `settled`
         self.watch_depth()

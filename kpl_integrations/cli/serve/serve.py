@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from kpl_core import ProducerReport
-from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_hangup, on_signal
 from kpl_integrations.cli.local import local_kinesis, port_failure, streams_of
 from kpl_integrations.cli.options import endpoint_of_environment
 from kpl_integrations.cli.serve.worker import (
@@ -25,7 +25,8 @@ from kpl_integrations.cli.serve.worker import (
 from kpl_integrations.cli.terminal import note, show_logs
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
-from kpl_integrations.ingest.http.listening import listening_sockets, require_certificate
+from kpl_integrations.ingest.http.certificate import ServerCertificate
+from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
 from kpl_integrations.ingest.settings import unknown_variables
 from kpl_integrations.ingest.workers.link import WorkerIdentity
@@ -94,7 +95,8 @@ class Serve:
         for variable in unknown_variables():
             note(f"warning: {variable} is set, and the gateway has no such setting; is it misspelt?")
         if settings.tls_certificate is not None and settings.tls_key is not None:
-            require_certificate(settings.tls_certificate, settings.tls_key)
+            # Before anything is opened, and before the workers that would all fail.
+            ServerCertificate(settings.tls_certificate, settings.tls_key)
         directory = tenant_directory(settings, local=self._local, first_stream=self._first_stream)
         if settings.workers == 1:
             _warn_of_orphaned_spools(settings)
@@ -117,7 +119,7 @@ class Serve:
                 return await _supervise(settings, sockets, instructed, started=started)
             gateway = IngestGateway(connected, directory, transport=transport)
             server = GatewayServer(gateway, sockets[0])
-            with on_signal(server.stop):
+            with on_signal(server.stop), on_hangup(server.reload):
                 return await server.run(started=started)
 
     def _introduce(self, url: str, settings: IngestSettings) -> None:
@@ -174,7 +176,7 @@ async def _supervise(
             grace_seconds=settings.drain_delay_seconds + settings.close_seconds + _GRACE_SECONDS,
         )
         try:
-            with on_signal(supervisor.stop):
+            with on_signal(supervisor.stop), on_hangup(supervisor.reload):
                 return _report((await supervisor.run(started=started)).stats)
         except WorkerFailed as failed:
             raise CommandFailure(str(failed)) from failed

@@ -23,7 +23,7 @@ import msgspec
 from kpl_core import ConfigError, KinesisTransport
 from kpl_core.durability.spool import SpoolError
 from kpl_integrations.cli.connection import Connection, is_this_machine
-from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_hangup, on_signal
 from kpl_integrations.cli.terminal import LogFormat, print_failure, show_logs
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import SpareSockets
@@ -153,12 +153,13 @@ async def _serve(instructions: Instructions, channel: Channel) -> None:
             spares = SpareSockets(sockets)
             server = GatewayServer(gateway, listening, spares)
             link.accept_from = spares.accept_from
+            link.reload = server.reload
 
             def stop(number: signal.Signals) -> None:
                 link.channel.post(b"leaving")
                 server.stop(number)
 
-            with _obeying(link, stop):
+            with _obeying(link, stop), on_hangup(server.reload):
                 await server.run(started=lambda: link.channel.post(b"ready"))
 
 

@@ -1,4 +1,4 @@
-"""The listening sockets of the gateway, and the check of its TLS files.
+"""The listening sockets of the gateway.
 
 A single process has one socket. On Linux each worker has its own socket on the same port, and the kernel distributes
 new connections over them (SO_REUSEPORT). The supervisor keeps all sockets open, and every worker has all of them: while
@@ -8,14 +8,10 @@ one is dead, another accepts its connections (`SpareSockets`). On other systems 
 import asyncio
 import logging
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final
-
-from kpl_core import ConfigError
 
 if sys.platform != "win32":
     import resource
@@ -127,30 +123,6 @@ class SpareSockets:
                 return
             connection.settimeout(0)
             self._serve(connection)
-
-
-def require_certificate(certificate: Path, key: Path) -> None:
-    """Raise ConfigError unless this certificate chain and its private key can serve TLS."""
-    for name, path in (("tls_certificate", certificate), ("tls_key", key)):
-        try:
-            path.open("rb").close()
-        except OSError as error:
-            message = f"{name} {path} cannot be read ({error.strerror}); give a PEM file that this process may read"
-            raise ConfigError(message) from error
-
-    def refuse_password() -> str:
-        # OpenSSL would ask for the password on the terminal and block a service.
-        message = f"tls_key {key} is encrypted, and a server cannot ask for its password; give a decrypted key"
-        raise ConfigError(message)
-
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse_password)
-    except ssl.SSLError as error:
-        message = (
-            f"tls_certificate {certificate} and tls_key {key} cannot be used ({error.reason or 'not PEM'}); "
-            f"give a certificate chain and the private key that belongs to it, both in PEM"
-        )
-        raise ConfigError(message) from error
 
 
 def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

@@ -1,6 +1,7 @@
 """The resources for GET: health, metrics, statistics and the OpenAPI description. None of them calls AWS."""
 
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -8,8 +9,6 @@ from typing import Final
 import anyio
 import msgspec
 
-from kpl_core import Producer
-from kpl_integrations.asgi.health import ProducerHealth, ReadinessAnswer, readiness_body
 from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.http.answers import Headers
 from kpl_integrations.ingest.http.request_head import header_fields
@@ -18,6 +17,8 @@ from kpl_integrations.ingest.stats import EXPOSITION_TYPE, GatewayStats, exposit
 
 Resource = Callable[[Scope], Awaitable[tuple[int, Headers, bytes]]]
 
+# As Kubernetes' own servers: the member counts, whatever its value.
+_VERBOSE: Final = re.compile(rb"(?:^|&)verbose(?:[=&]|$)")
 _JSON: Final = (b"content-type", b"application/json")
 # Collected metrics are sent again for so many times as long as collecting them took. So clients that ask for them all
 # the time use about a tenth of the CPU time. The measured time includes other work of the event loop while the metrics
@@ -33,7 +34,6 @@ class Resources:
         self._opened = opened
         self._stats = stats
         self._description = description
-        self.health = ProducerHealth(opened.producer, checks={"door": self._is_open})
         # The last collected metrics, and from when on the next request collects new ones.
         self._collected, self._collect_at = b"", -math.inf
         self._collecting = anyio.Lock()
@@ -48,13 +48,9 @@ class Resources:
     async def _livez(self, _scope: Scope) -> tuple[int, Headers, bytes]:
         return 200, [_JSON], b'{"status":"alive"}'
 
-    async def _readyz(self, _scope: Scope) -> tuple[int, Headers, bytes]:
-        status, document = readiness_body(self.health.readiness())
+    async def _readyz(self, scope: Scope) -> tuple[int, Headers, bytes]:
+        status, document = self._opened.parts.readiness(verbose=_VERBOSE.search(scope["query_string"]) is not None)
         return status, [_JSON], msgspec.json.encode(document)
-
-    def _is_open(self, _producer: Producer) -> ReadinessAnswer:
-        state = self._opened.admission.state
-        return ReadinessAnswer(state == "open", state)
 
     async def _metrics(self, _scope: Scope) -> tuple[int, Headers, bytes]:
         async with self._collecting:

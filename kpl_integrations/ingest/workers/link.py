@@ -5,6 +5,7 @@ A message is a line:
     supervisor -> worker      the worker's instructions (the first line, JSON)
                               report N       send a report now
                               stop SIGNAL    the supervisor received this signal
+                              reload         read the tenants and the certificate again
                               accept N ...   accept from the sockets of these workers too, and from no others: they
                                              are dead, or do not listen yet
                               sum N {...}    the answer to `totals N`; N is 0 for a sum that another worker asked for,
@@ -173,6 +174,8 @@ class SupervisorLink:
         self.counts = counts
         # Accepts from the sockets of these workers; set before the worker listens.
         self.accept_from: Callable[[Collection[int]], object] = lambda _: None
+        # Reads files again; set before the worker listens.
+        self.reload: Callable[[], object] = lambda: None
         self.request = 0
         # Sends a report; set while the gateway is open.
         self.send_report: Callable[[], Awaitable[None]] | None = None
@@ -192,6 +195,8 @@ class SupervisorLink:
                     await self.send_report()
                 elif kind == b"stop":
                     requests.passed_on(signal.Signals(int(rest)))
+                elif kind == b"reload":
+                    self.reload()
                 elif kind == b"accept":
                     self.accept_from([int(number) for number in rest.split()])
                 elif kind == b"sum":

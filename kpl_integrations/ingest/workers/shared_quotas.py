@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
-from kpl_core import CoordinationOptions
+from kpl_core import CoordinationOptions, Fact
 from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.stores import open_store, part_of_store
 from kpl_core.coordination.worker import CoordinationWorker
+from kpl_core.hooks import CoordinatorMet
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount, TenantAccounts
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.tenants import TenantQuota
@@ -81,7 +82,10 @@ class _ActiveTenant(msgspec.Struct):
 
 
 class SharedQuotas:
-    """Keeps the quotas of one process within its leases. `clock` is the same as the admission's."""
+    """Keeps the quotas of one process within its leases.
+
+    `clock` is the same as the admission's. `tell` is called at the end of each sync round with the store.
+    """
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class SharedQuotas:
         *,
         clock: Callable[[], float],
         chance: Callable[[], float],
+        tell: Callable[[CoordinatorMet], object],
     ) -> None:
         self._clock = clock
         self._max_workers = options.max_workers
@@ -98,9 +103,20 @@ class SharedQuotas:
         self._active: dict[str, _ActiveTenant] = {}
         # Reported as idle in the last interval; the leaseholder releases their leases meanwhile.
         self._idle: dict[str, _ActiveTenant] = {}
+        self._tell = tell
         self._worker = CoordinationWorker(
-            store, options, usages=self._usages, apply_shares=self._apply_shares, clock=clock, chance=chance
+            store,
+            options,
+            usages=self._usages,
+            apply_shares=self._apply_shares,
+            tell=self._told,
+            clock=clock,
+            chance=chance,
         )
+
+    def _told(self, fact: Fact) -> None:
+        if isinstance(fact, CoordinatorMet):
+            self._tell(fact)
 
     @contextlib.asynccontextmanager
     async def taking_part(self) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
@@ -174,6 +190,7 @@ async def shared_quotas(
     region: str | None,
     clock: Callable[[], float],
     chance: Callable[[], float],
+    tell: Callable[[CoordinatorMet], object],
 ) -> AsyncIterator[None]:
     """Keep the rates of these accounts within this process' leases while the block runs.
 
@@ -182,7 +199,7 @@ async def shared_quotas(
     """
     store = await open_store(options.store, client_options={} if region is None else {"region_name": region})
     try:
-        quotas = SharedQuotas(store, options, clock=clock, chance=chance)
+        quotas = SharedQuotas(store, options, clock=clock, chance=chance, tell=tell)
         async with quotas.taking_part() as share_quotas, anyio.create_task_group() as tasks:
             accounts.opened = quotas.opened
             tasks.start_soon(share_quotas)

@@ -180,6 +180,11 @@ class Supervisor:
         for worker in self._workers:
             worker.post(b"stop %d" % number)
 
+    def reload(self) -> None:
+        """Let all workers read their tenants and their certificate again, as for SIGHUP."""
+        for worker in self._workers:
+            worker.post(b"reload")
+
     def totals(self) -> GatewayTotals:
         """Return the sum over all workers, as they reported it last."""
         return sum_of([each.report for each in self._workers if each.report is not None], self._dead)

@@ -36,6 +36,7 @@ _GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
     "kinesis_ingest_tenant_wait_seconds": max,
     "kinesis_coordinator_lease_age_seconds": max,
     "kinesis_producer_shard_rate_limit": min,
+    "kinesis_ingest_certificate_days_left": min,
     _OPEN: min,
 }
 # The reason of records that failed after the last report of a dead worker, which would have named it.

@@ -73,7 +73,7 @@ def test_queued_and_delivered_go_straight_to_kinesis_while_the_disk_is_full(
         assert refused.status_code == 503
         assert "the disk that holds it is full" in refused.json()["detail"]
         assert refused.headers["retry-after"]
-        detail = "cannot store; degraded: records go straight to Kinesis"
+        detail = "cannot store; records go straight to Kinesis"
         assert gateway.spool_check() == (200, "ready", {"ready": True, "detail": detail})
         wait_until(lambda: gateway.metric("kinesis_producer_outstanding_records") == 0, "all are delivered")
         assert gateway.metric("kinesis_producer_accepted_records_total") == 1_500
@@ -108,7 +108,7 @@ def test_with_refuse_every_request_gets_503_until_the_disk_has_room(
             refused = gateway.put(ack)
             assert refused.status_code == 503
             assert "the disk that holds it is full" in refused.json()["detail"]
-        assert gateway.spool_check() == (503, "not ready", {"ready": False, "detail": "cannot store"})
+        assert gateway.spool_check() == (503, "not ready", {"ready": False, "detail": "cannot store; puts are refused"})
         free_disk(disk, size_bytes=DISK_BYTES)
         wait_until(gateway.stores, "the spool stores again")
         assert [gateway.put(ack).status_code for ack in ("queued", "delivered", "spooled")] == [202, 200, 202]

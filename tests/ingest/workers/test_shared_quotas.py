@@ -34,7 +34,9 @@ class Worker:
         identity = WorkerIdentity(worker=number, count=count, folder="/nowhere")
         sharing = sharing_of(IngestSettings(), identity)
         assert sharing is not None
-        self.quotas = SharedQuotas(store, sharing.quotas, clock=anyio.current_time, chance=lambda: 0.5)
+        self.quotas = SharedQuotas(
+            store, sharing.quotas, clock=anyio.current_time, chance=lambda: 0.5, tell=lambda _: None
+        )
         self.accounts = TenantAccounts(
             clock=anyio.current_time, chance=lambda: 0.5, idempotency_keys=1, idempotency_seconds=1.0
         )

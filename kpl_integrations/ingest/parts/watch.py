@@ -1,0 +1,227 @@
+"""Watches the parts of an open gateway: reads what is wrong with them, logs each change, and counts for metrics.
+
+It looks once a second, and whenever a client asks for readiness. It never calls AWS: all that it reads is known in
+memory. A worker of several watches its own parts only.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import anyio
+
+from kpl_core import Producer
+from kpl_core.durability.circuit_breaker import BreakerState
+from kpl_core.hooks import CoordinatorMet
+from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text
+from kpl_integrations.ingest.parts.parts import Part, Parts, PartState, PartStatus, Symptom
+from kpl_integrations.metrics.metrics_hook import Sample
+
+LOOK_SECONDS: Final = 1.0
+FULL_ABOVE: Final = 0.9
+# How many streams or shards a detail names.
+_MOST_NAMED: Final = 3
+_WHOLE_STREAM: Final = ""
+_DAY_SECONDS: Final = 86_400.0
+_LEVELS: Final = {PartState.OK: logging.INFO, PartState.DEGRADED: logging.WARNING, PartState.FAILED: logging.ERROR}
+# Their changes are in the log already, or too frequent for it.
+_NOT_LOGGED: Final = frozenset({Part.INTAKE})
+
+_log: Final = logging.getLogger("kpl_integrations.ingest.parts")
+
+
+class PartsWatch:
+    """The parts of one gateway, and what they look like from outside.
+
+    Args:
+        producer: an open one.
+        admission_state: "open", "draining" or "closed".
+        has_tenants_file: the tenants are read again when they change.
+        certificate: of the server in front, None without TLS.
+        clock: monotonic seconds.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        admission_state: Callable[[], str],
+        *,
+        has_tenants_file: bool,
+        certificate: ServerCertificate | None,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._producer = producer
+        self._admission_state = admission_state
+        self._certificate = certificate
+        self._clock = clock
+        self._wall_clock = wall_clock
+        # Why the tenants could not be read again, None if they were.
+        self.tenants_problem: str | None = None
+        # The last problem of each kind of coordination, "" if its last sync was a success.
+        self._coordination: dict[str, str] = {}
+        is_configured = {
+            Part.INTAKE: True,
+            Part.SPOOL: producer.spool_state is not None,
+            Part.DEAD_LETTERS: producer.dead_letters is not None and producer.config.dead_letters is not None,
+            Part.COORDINATION: producer.coordination is not None,
+            Part.TENANTS_FILE: has_tenants_file,
+            Part.CERTIFICATE: certificate is not None,
+            Part.KINESIS: True,
+        }
+        self._parts = Parts({part for part, is_there in is_configured.items() if is_there}, clock())
+        self.look()
+
+    async def run(self) -> None:
+        """Look once a second, until cancelled."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            letters = self._producer.dead_letters
+            if letters is not None:
+                letters.probe()
+            self.look()
+
+    def coordinated(self, kind: str, fact: CoordinatorMet) -> None:
+        """Note the end of a sync round that shares limits of this kind."""
+        self._coordination[kind] = fact.failure
+
+    def look(self) -> Parts:
+        """Return the parts as they are now; log those whose state has changed."""
+        for status in self._parts.observe(self.symptoms(), self._clock()):
+            if status.part not in _NOT_LOGGED:
+                fields = {
+                    "event": "part changed",
+                    "part": status.part.value,
+                    "state": status.state.value,
+                    "reason": status.detail,
+                }
+                text = "part changed: %s is %s: %s%s"
+                action = f"; {status.action}" if status.action else ""
+                level = _LEVELS[status.state]
+                _log.log(level, text, status.part, status.state, status.detail, action, extra={"fields": fields})
+        return self._parts
+
+    def symptoms(self) -> dict[Symptom, str]:
+        """Return what is wrong now, each with what a reader should know about it; no text may be a secret."""
+        return {**self._intake(), **self._disk(), **self._files(), **self._kinesis()}
+
+    def _intake(self) -> dict[Symptom, str]:
+        found: dict[Symptom, str] = {}
+        producer, state = self._producer, self._admission_state()
+        if producer.failure is not None:
+            # Without its text, which may quote what no probe should show.
+            found[Symptom.PRODUCER_FAILED] = type(producer.failure).__name__
+        if state != "open":
+            found[Symptom.DRAINING if state == "draining" else Symptom.CLOSED] = ""
+        limit = producer.buffer_limit
+        used = max(limit.outstanding_records / limit.max_records, limit.outstanding_bytes / limit.max_bytes)
+        if used > FULL_ABOVE:
+            found[Symptom.BUFFER_FULL] = f"{used:.1%}"
+        return found
+
+    def _disk(self) -> dict[Symptom, str]:
+        found: dict[Symptom, str] = {}
+        spool, letters = self._producer.spool_state, self._producer.dead_letters
+        if spool is not None and not spool.can_store:
+            if spool.unready() is not None:
+                found[Symptom.SPOOL_REFUSES] = ""
+            else:
+                found[Symptom.SPOOL_BYPASSED if spool.writes_ahead else Symptom.SPOOL_OVERFLOW_FAILS] = ""
+        if letters is not None:
+            # Both are in one file.
+            if letters.failing or (spool is not None and not spool.can_store):
+                found[Symptom.LETTERS_NOT_STORED] = ""
+            if letters.is_alarmed:
+                found[Symptom.LETTERS_MANY] = f"{letters.depth:,}"
+        return found
+
+    def _files(self) -> dict[Symptom, str]:
+        found: dict[Symptom, str] = {}
+        problems = sorted({problem for problem in self._coordination.values() if problem})
+        if problems:
+            found[Symptom.COORDINATION_FAILS] = ", ".join(problems)
+        if self.tenants_problem is not None:
+            found[Symptom.TENANTS_NOT_READ] = ""
+        certificate = self._certificate
+        if certificate is not None:
+            now, validity = self._wall_clock(), certificate.validity
+            ends = instant_text(validity.not_after)
+            if now >= validity.not_after:
+                found[Symptom.CERTIFICATE_EXPIRED] = ends
+            if now < validity.not_before:
+                found[Symptom.CERTIFICATE_NOT_YET_VALID] = instant_text(validity.not_before)
+            if certificate.problem is not None:
+                found[Symptom.CERTIFICATE_NOT_READ] = ends
+            if now >= validity.renew_at:
+                found[Symptom.CERTIFICATE_EXPIRES_SOON] = ends
+        return found
+
+    def _kinesis(self) -> dict[Symptom, str]:
+        found: dict[Symptom, str] = {}
+        producer = self._producer
+        streams = list(producer.statistics())
+        states = {name: breaker.known_state for name, breaker in producer.breakers().items()}
+        not_closed = [name for name, state in states.items() if state is not BreakerState.CLOSED]
+        stopped = [stream for stream, shard in not_closed if shard == _WHOLE_STREAM]
+        refused = [stream for stream in stopped if states[stream, _WHOLE_STREAM] is BreakerState.OPEN]
+        # The code of the error only: its message may quote the request.
+        codes = {
+            stream: failure.partition(":")[0]
+            for stream in streams
+            if (failure := producer.last_failure(stream)) is not None
+        }
+        named = {stream: f"{stream} ({codes[stream]})" if stream in codes else stream for stream in streams}
+        spool = producer.spool_state
+        # Others can still be sent to: one stream in trouble is no reason to send the traffic of all elsewhere.
+        if refused and len(refused) == len(streams) and (spool is None or not spool.can_store):
+            found[Symptom.STREAMS_REFUSED] = _named([named[stream] for stream in refused])
+        if stopped:
+            found[Symptom.STREAM_BREAKER_OPEN] = _named([named[stream] for stream in stopped])
+        if codes:
+            symptom = Symptom.REQUESTS_FAIL if len(codes) == len(streams) else Symptom.SOME_REQUESTS_FAIL
+            found[symptom] = _named([named[stream] for stream in codes])
+        shards = [f"{stream} {shard}" for stream, shard in not_closed if shard != _WHOLE_STREAM]
+        if shards:
+            found[Symptom.SHARD_BREAKER_OPEN] = _named(shards)
+        return found
+
+    def samples(self) -> Iterator[Sample]:
+        """Return the state of each part, 1 or 0 for each state it could have, and how long the certificate is valid."""
+        for status in list(self._parts.statuses):
+            for state in PartState:
+                yield Sample("kinesis_ingest_part", (status.part.value, state.value), float(status.state is state))
+        if self._certificate is not None:
+            seconds = self._certificate.validity.not_after - self._wall_clock()
+            yield Sample("kinesis_ingest_certificate_days_left", (), seconds / _DAY_SECONDS)
+
+    def readiness(self, *, verbose: bool) -> tuple[int, dict[str, Any]]:
+        """Return status and JSON body of `/readyz`: whether this process accepts records, and each part."""
+        parts = self.look()
+        status, word = (200, "ready") if parts.accepts else (503, "not ready")
+        if not verbose:
+            shown = (each for each in parts.statuses if each.state is not PartState.NOT_CONFIGURED)
+            checks = {each.part.value: {"ready": each.accepts, "detail": each.detail} for each in shown}
+            return status, {"status": word, "checks": checks}
+        now, wall_now = self._clock(), self._wall_clock()
+        documents = {each.part.value: _document(each, now, wall_now) for each in parts.statuses}
+        return status, {"status": word, "process_id": os.getpid(), "parts": documents}
+
+
+def _document(status: PartStatus, now: float, wall_now: float) -> dict[str, Any]:
+    seconds = max(0.0, now - status.since)
+    return {
+        "state": status.state.value,
+        "accepts_records": status.accepts,
+        "since": instant_text(wall_now - seconds),
+        "seconds": round(seconds, 1),
+        "detail": status.detail,
+        "action": status.action,
+    }
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(sorted(names)[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

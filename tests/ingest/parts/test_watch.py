@@ -1,0 +1,177 @@
+"""What `/readyz`, the metrics and the log say about a part that fails, and that all end with the cause."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kpl_core.coordination import StoreFailed
+from kpl_core.coordination.store import MemoryStore
+from kpl_core.testing import ErrorAnswer, FakeKinesis, When
+from kpl_core.testing.fake_transport import FakeTransport
+from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.http.certificate import ServerCertificate
+from kpl_integrations.ingest.parts.parts import Part, PartState
+from kpl_integrations.ingest.tenants import Tenant
+from tests.ingest.scene import Client, KnownTenants, gateway_of, kinesis, open_gateway, records
+from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
+from tests.support.virtual_time import Backend
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+LOGGER = "kpl_integrations.ingest.parts"
+
+
+@pytest.fixture
+def anyio_backend(virtual_time_backend: Backend) -> Backend:
+    return virtual_time_backend
+
+
+def denied(transport: FakeTransport, code: str = "AccessDeniedException", stream: str | None = None) -> Any:
+    return transport.kinesis.faults.add(ErrorAnswer(code), When(operation="PutRecords", stream=stream))
+
+
+async def shown(gateway: IngestGateway) -> tuple[int, dict[str, Any]]:
+    answer = await Client(gateway).get("/readyz?verbose")
+    return answer.status, answer.json()["parts"]
+
+
+async def series(gateway: IngestGateway) -> dict[tuple[str, str], float]:
+    """Return the metric of each part and state, as a scrape has it."""
+    found = {}
+    for line in (await Client(gateway).get("/metrics")).body.decode().splitlines():
+        name, _, rest = line.partition("{")
+        if name == "kinesis_ingest_part":
+            labels, _, value = rest.partition("} ")
+            part, state = (each.partition("=")[2].strip('"') for each in labels.split(","))
+            found[part, state] = float(value)
+    return found
+
+
+def said(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
+    """Return the states that the log has for a part, in their order."""
+    lines: list[Any] = [each for each in caplog.records if each.name == LOGGER]
+    return [each.fields["state"] for each in lines if each.fields["part"] == part]
+
+
+async def test_a_healthy_gateway_names_all_its_parts_and_has_each_series_from_the_start() -> None:
+    async with open_gateway() as gateway:
+        plain = await Client(gateway).get("/readyz")
+        assert plain.json() == {
+            "status": "ready",
+            "checks": {
+                "intake": {"ready": True, "detail": "accepting records"},
+                "kinesis": {"ready": True, "detail": "accepts records"},
+            },
+        }
+        status, parts = await shown(gateway)
+        assert (status, list(parts)) == (200, [part.value for part in Part])
+        for query in ("verbose=1", "a=b&verbose"):
+            assert (await Client(gateway).get(f"/readyz?{query}")).json()["parts"].keys() == parts.keys()
+        assert parts["kinesis"].keys() == {"state", "accepts_records", "since", "seconds", "detail", "action"}
+        assert parts["spool"]["state"] == "not_configured"
+        assert (await Client(gateway).get("/readyz?verbosely")).json() == plain.json()
+        found = await series(gateway)
+        assert found.keys() == {(part.value, state.value) for part in Part for state in PartState}
+        assert sum(found.values()) == len(Part)
+        assert found["kinesis", "ok"] == found["spool", "not_configured"] == 1.0
+
+
+async def test_requests_that_kinesis_denies_are_a_failed_part_while_the_gateway_is_ready(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    transport = kinesis()
+    async with open_gateway(transport, record_max_buffered_time_ms=0) as gateway:
+        client = Client(gateway)
+        assert (await client.post(records(1), ack="delivered")).status == 200
+        fault = denied(transport)
+        assert (await client.post(records(1), ack="delivered")).status == 502
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
+        await anyio.sleep(4.0)
+        status, parts = await shown(gateway)
+        assert (status, parts["kinesis"]["state"], parts["kinesis"]["seconds"]) == (
+            200,
+            "failed",
+            pytest.approx(4, abs=1),
+        )
+        assert parts["kinesis"]["detail"] == "requests to stream orders (AccessDeniedException) fail"
+        assert "kpl doctor" in parts["kinesis"]["action"]
+        found = await series(gateway)
+        assert (found["kinesis", "failed"], found["kinesis", "ok"]) == (1.0, 0.0)
+        for _ in range(3):
+            gateway.opened.parts.look()
+        transport.kinesis.faults.remove(fault)
+        assert (await client.post(records(1), ack="delivered")).status == 200
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
+    assert said(caplog, "kinesis") == ["failed", "ok"]
+    assert "part changed: kinesis is failed: requests to stream orders (AccessDeniedException) fail; " in caplog.text
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+async def test_a_stream_without_connection_ends_readiness_only_if_no_other_stream_accepts(streams: int) -> None:
+    names = [f"s{number}" for number in range(streams)]
+    transport = FakeTransport(FakeKinesis(dict.fromkeys(names, 1)), latency_seconds=0.01)
+    async with open_gateway(transport, aggregation_enabled=False, record_ttl_ms=3_000) as gateway:
+        client = Client(gateway)
+        for name in names:
+            assert (await client.post(records(1), ack="delivered", stream=name)).status == 200
+        fault = denied(transport, "ServiceUnavailable", "s0")
+        assert (await client.post(records(100), stream="s0")).status == 202
+        await until(lambda: gateway.producer.breakers()["s0", ""].known_state == "open")
+        status, parts = await shown(gateway)
+        assert (status, parts["kinesis"]["state"]) == (503 if streams == 1 else 200, "failed")
+        assert parts["kinesis"]["accepts_records"] is (streams > 1)
+        refused = await client.post(records(1), stream="s0")
+        assert (refused.status, refused.json()["code"]) == (503, "temporary-reduced-capacity")
+        transport.kinesis.faults.remove(fault)
+        for _ in range(20):
+            await anyio.sleep(1.0)
+            await client.post(records(100), stream="s0")
+        status, parts = await shown(gateway)
+        assert (status, parts["kinesis"]["state"]) == (200, "ok")
+
+
+@pytest.mark.parametrize("purpose", ["shards", "quotas"])
+async def test_a_store_that_fails_is_a_degraded_part(purpose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: MemoryStore, name: str) -> Any:
+        message = "gone"
+        raise StoreFailed(message, reason="down")
+
+    name = f"parts-{purpose}"
+    tenant = Tenant(id="a", records_per_second=10)
+    async with open_gateway(
+        directory=KnownTenants(tenant), coordination=f"memory://{name}", coordination_workers=2
+    ) as gateway:
+        assert (await Client(gateway, "a").post(records(1), ack="delivered")).status == 200
+        assert (await shown(gateway))[1]["coordination"]["state"] == "ok"
+        store = MemoryStore.named(f"{name}-{purpose}")
+        monkeypatch.setattr(store, "read", fail.__get__(store), raising=True)
+        await anyio.sleep(10.0)
+        status, found = await shown(gateway)
+        assert (status, found["coordination"]["state"]) == (200, "degraded")
+        assert "(down)" in found["coordination"]["detail"]
+        monkeypatch.undo()
+        await anyio.sleep(3.0)
+        assert (await shown(gateway))[1]["coordination"]["state"] == "ok"
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("days", "state"),
+    [((-9.0, -1.0), "failed"), ((1.0, 9.0), "failed"), ((-9.0, 1.0), "degraded"), ((-9.0, 99.0), "ok")],
+)
+async def test_a_certificate_that_clients_do_not_accept_is_said_at_the_start(
+    days: tuple[float, float], state: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = gateway_of(kinesis())
+    gateway.certificate = ServerCertificate(*certificate_pair(tmp_path, "c", *map(days_from_now, days)))
+    async with gateway:
+        status, parts = await shown(gateway)
+        assert (status, parts["certificate"]["state"]) == (200, state)
+        text = (await Client(gateway).get("/metrics")).body.decode()
+        left = float(text.partition("\nkinesis_ingest_certificate_days_left ")[2].partition("\n")[0])
+        assert left == pytest.approx(days[1], abs=0.01)
+    assert said(caplog, "certificate") == ([] if state == "ok" else [state])
