@@ -308,14 +308,15 @@ class Producer:
     async def put_unacknowledged(self, stream: str, record: UserRecord) -> Delivery:
         """Accept a user record as `put` does, waiting for room but not for the spool; see `acknowledged`."""
         if not self._waiters.has_line(record.tier, record.flow) and (
-            not self._overflows or self._has_room(record.partition_key, record.data, record.tier)
+            not self._overflows or self._has_room(stream, record)
         ):
             with contextlib.suppress(BufferFull):
                 return self.put_record_nowait(stream, record)
         return await self._put_in_turn(stream, record)
 
-    def _has_room(self, partition_key: str, data: BytesLike, tier: Tier) -> bool:
-        return self._buffer_limit.has_room(size_bytes=len(partition_key) + len(data), tier=tier)
+    def _has_room(self, stream: str, record: UserRecord) -> bool:
+        size = check_user_record(record, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
+        return self._buffer_limit.has_room(size_bytes=size, tier=record.tier)
 
     async def _put_in_turn(self, stream: str, record: UserRecord) -> Delivery:
         # Check first: a put must not wait for room only to be refused.
@@ -325,8 +326,7 @@ class Producer:
                 if place.is_first:
                     self._life.make_room()
                 await place.wait()
-                has_room = not self._overflows or self._has_room(record.partition_key, record.data, record.tier)
-                if not has_room and self._life.state == "open":
+                if self._overflows and self._life.state == "open" and not self._has_room(stream, record):
                     continue
                 with contextlib.suppress(BufferFull):
                     return self.put_record_nowait(stream, record)

@@ -77,6 +77,19 @@ async def test_a_put_that_finds_no_room_goes_to_the_spool_and_await_put_waits(sp
     assert set(consumed(transport)) == {b"%d" % n for n in range(31)}
 
 
+@pytest.mark.parametrize("mode", ["overflow", "write_ahead"])
+async def test_await_put_counts_the_bytes_of_a_key_and_waits_for_room(spool: SpoolOptions, mode: SpoolMode):
+    """The record has room beside the first one if its key is counted in characters, and none in bytes."""
+    spool = msgspec.structs.replace(spool, mode=mode)
+    async with producer(service(latency_seconds=0.05), spool=spool, max_outstanding_bytes=1 << 16) as each:
+        first = await each.put(STREAM, partition_key="k", data=b"first")
+        second = await each.put(STREAM, partition_key="ü" * 100, data=bytes((1 << 16) - 150))
+        assert (await first).successful
+        result = await second
+        assert (result.successful, result.kept) == (True, None)
+        assert each.report().delivered == 2
+
+
 async def test_what_can_never_be_delivered_becomes_a_dead_letter_with_all_that_was_noted(tmp_path: Path):
     transport = service()
     transport.kinesis.faults.add(RecordError("ValidationException", "1 validation error"))
