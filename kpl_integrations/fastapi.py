@@ -23,7 +23,7 @@ T = TypeVar("T")
 # For `responses=` of routes behind BackpressureMiddleware, so that OpenAPI documents the 503.
 UNAVAILABLE_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     503: {
-        "description": "Backpressure: the record buffer is full; retry after Retry-After seconds",
+        "description": "Backpressure: no record can be accepted now; retry after Retry-After seconds",
         "headers": {"Retry-After": {"schema": {"type": "integer"}}},
         "content": {
             "application/problem+json": {
@@ -34,7 +34,7 @@ UNAVAILABLE_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
                         "title": {"type": "string"},
                         "status": {"type": "integer"},
                         "detail": {"type": "string"},
-                        "code": {"type": "string", "enum": ["buffer-full", "shutting-down"]},
+                        "code": {"type": "string", "enum": ["buffer-full", "not-spooled", "shutting-down"]},
                     },
                 }
             }

@@ -338,7 +338,7 @@ class Producer:
 
         Raises:
             TypeError, InvalidUserRecord: as `put_nowait`; the message begins with the index.
-            ProducerClosed: the producer is closed.
+            NotSpooled, ProducerClosed: as `put`.
         """
         checked = checked_records(records, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
         self._life.require_own_loop()
@@ -355,15 +355,16 @@ class Producer:
         position, end = start, min(len(checked), start + RECORDS_PER_CHECKPOINT)
         while True:
             pipeline = self._life.pipeline(stream)
-            if not self._waiters.has_line("normal", None):
-                position = pipeline.put_pairs(checked, (position, end), self._clock(), deliveries)
-            if pipeline.attention:
-                # Before waiting: what was put is what makes room.
-                self._wake(stream)
+            try:
+                if not self._waiters.has_line("normal", None):
+                    position = pipeline.put_pairs(checked, (position, end), self._clock(), deliveries)
+            finally:
+                if pipeline.attention:
+                    # Before waiting: what was put is what makes room. Also if the spool has refused a later one.
+                    self._wake(stream)
             if position == end:
                 break
-            record = checked[position]
-            user_record = record if isinstance(record, UserRecord) else UserRecord(*record)
+            user_record = record if isinstance(record := checked[position], UserRecord) else UserRecord(*record)
             deliveries.set(position, await self.put_unacknowledged(stream, user_record))
             position += 1
         if self._writes_ahead:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kpl_core import BufferFull, Producer, ProducerClosed
+from kpl_core import BufferFull, NotSpooled, Producer, ProducerClosed
 from kpl_core.limits import RejectionMonitor
 from kpl_core.options.validation import Bound, require_number
 from kpl_integrations.asgi.protocol import (
@@ -38,6 +38,7 @@ _METHODS: Final = frozenset({"GET", "HEAD"})
 # The core's exception -> the problem's code and its detail for the client.
 _PROBLEMS: Final = {
     BufferFull: ("buffer-full", "The service's record buffer is full; send this request again later."),
+    NotSpooled: ("not-spooled", "The service's spool cannot store records; send this request again later."),
     ProducerClosed: ("shutting-down", "The service is shutting down; send this request again later."),
 }
 _SERVICE_UNAVAILABLE: Final = 503
@@ -163,7 +164,7 @@ def rejection_check(monitor: RejectionMonitor, *, clock: Callable[[], float] = t
 
 
 class BackpressureMiddleware:
-    """Turns `BufferFull` and `ProducerClosed` raised by the app into 503, or close code 1013 for an open WebSocket.
+    """Turns `BufferFull`, `NotSpooled` and `ProducerClosed` of the app into 503, or close code 1013 of a WebSocket.
 
     `retry_after_seconds` is the value of `Retry-After`. `rejections` records every request, rejected or not, with
     the time `clock()`. If the response has already begun, the exception propagates to the server. Put this
@@ -205,7 +206,7 @@ class BackpressureMiddleware:
 
         try:
             await self._app(scope, receive, watched_send)
-        except (BufferFull, ProducerClosed) as error:
+        except (BufferFull, NotSpooled, ProducerClosed) as error:
             is_rejected = True
             if has_begun:
                 raise

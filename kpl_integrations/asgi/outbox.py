@@ -5,7 +5,7 @@ without a response, because of an exception or a cancellation, counts as 500. A 
 nothing: the app still responds, and the status decides.
 
 A put reserves capacity in the producer's buffer, so that the app learns of a full buffer while it can still respond.
-`publish` exchanges each reservation for the put itself, in one step.
+It also learns then of a spool that refuses records. `publish` exchanges each reservation for the put, in one step.
 """
 
 import logging
@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, Unpack
 import msgspec
 
 from kpl_core import (
-    BufferFull,
     Config,
     Delivery,
     KplError,
@@ -153,6 +152,7 @@ class OutboxProducer:
             if not isinstance(record.data, bytes):
                 # Copy a mutable buffer, because the caller may overwrite it before the response.
                 record = msgspec.structs.replace(record, data=as_bytes(record.data))
+            self._require_spool(stream, record)
             reserve(size_bytes=size, tier=record.tier)
             self._kept.append((stream, record, size, delivery))
         return delivery
@@ -165,7 +165,7 @@ class OutboxProducer:
         data: BytesLike,
         **options: Unpack[PutOptions],
     ) -> OutboxDelivery:
-        """Keep a user record; raises `BufferFull` where the producer's own put would wait.
+        """Keep a user record; raises as `put_nowait`, also `BufferFull` where the producer's own put would wait.
 
         Requests that wait for capacity while they hold some could deadlock. After `publish` the request holds none, so
         this waits like the producer.
@@ -192,7 +192,7 @@ class OutboxProducer:
     async def put_many(
         self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]
     ) -> list[OutboxDelivery]:
-        """Keep many user records; if one is invalid or the buffer is full, keep none of them.
+        """Keep many user records; if one is invalid, or the buffer or the spool refuses one, keep none of them.
 
         After `publish` this is the producer's own `put_many`.
         """
@@ -210,7 +210,7 @@ class OutboxProducer:
             before = len(self._kept)
             try:
                 return [self._put(stream, record, self._producer.buffer_limit.reserve) for record in checked]
-            except BufferFull:
+            except KplError:
                 self._release(before)
                 raise
 
@@ -220,6 +220,7 @@ class OutboxProducer:
         Raises:
             ProducerClosed: the producer was closed; no record was put.
             BufferFull: a flow's own limit is reached; the records before are put, the rest is discarded.
+            NotSpooled: the spool has refused a record since its put; as above.
         """
         with self._lock:
             # First count what threads have reserved for these records.
@@ -259,6 +260,13 @@ class OutboxProducer:
 
     def _checked_size(self, stream: str, record: UserRecord) -> int:
         return check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))
+
+    def _require_spool(self, stream: str, record: UserRecord) -> None:
+        """Raise NotSpooled if the producer would refuse the record now."""
+        state = self._producer.spool_state
+        if state is not None and state.writes_ahead:
+            in_order = self._producer.config.ordering == "per_key"
+            _ = state.goes_straight(stream, (record.partition_key,), durable=False, in_order=in_order)
 
     # Delegated to the producer
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kpl_core import BufferFull, InvalidUserRecord, KplError, Producer, ProducerClosed, RecordResult
+from kpl_core import BufferFull, InvalidUserRecord, KplError, NotSpooled, Producer, ProducerClosed, RecordResult
 from kpl_core.background.stderr_report import shown_cause
 from kpl_core.producer.delivery import call_when_finished
 from kpl_integrations.logging_handler.formatter import text_of
@@ -63,7 +63,7 @@ class DropNotices:
             self._due_at = self._due_at if self.put(drops, producer) else now
 
     def put(self, drops: Callable[[], Counter[str]], producer: Producer) -> bool:
-        """Put a notice of what was dropped since the last one; return False if there is no room for it."""
+        """Put a notice of what was dropped since the last one; return False if it must be put later."""
         dropped = drops()
         news = dropped - self._reported
         if not news:
@@ -73,7 +73,7 @@ class DropNotices:
             delivery = producer.put_nowait(
                 self._stream, partition_key=secrets.token_hex(8), data=notice, tier="critical"
             )
-        except (BufferFull, ProducerClosed):
+        except (BufferFull, NotSpooled, ProducerClosed):
             return False
         except InvalidUserRecord:
             # The stream takes no record of this size; the next notice reports this again.

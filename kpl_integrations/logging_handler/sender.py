@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import Final
 
-from kpl_core import BlockingProducer, BufferFull, InvalidUserRecord, KplError, Producer, ProducerClosed, RecordResult
+from kpl_core import BlockingProducer, BufferFull, KplError, Producer, ProducerClosed, RecordResult
 from kpl_core.background.process_end import SpareThread
 from kpl_core.background.sender import BackgroundSender
 from kpl_core.options.kinesis_limits import MIB
@@ -332,7 +332,7 @@ class LogSender:
         if isinstance(entry, bytes) and not self._pieces and self._without_room == "wait":
             try:
                 delivery = producer.put_nowait(self._stream, partition_key=next(self._keys), data=entry, tier=tier)
-            except (BufferFull, ProducerClosed, InvalidUserRecord):
+            except KplError:
                 # `_put_pieces` tries it once more, and knows what to do.
                 self._add_pieces(producer, entry, tier)
             else:
@@ -359,7 +359,7 @@ class LogSender:
     def _put_pieces(self, producer: Producer) -> None:
         while self._pieces:
             key, data, tier, finished, failed = self._pieces[0]
-            tier_now = self._tier_now(producer, len(key) + len(data), tier)
+            tier_now = self._tier_now(producer, len(key.encode(errors="replace")) + len(data), tier)
             if tier_now is None:
                 return
             try:
@@ -370,9 +370,9 @@ class LogSender:
             except ProducerClosed:
                 self._give_up_pieces(SHUTDOWN)
                 return
-            except InvalidUserRecord:
-                # The stream takes less in one record than was known when this was formatted.
-                failed("InvalidUserRecord")
+            except KplError as error:
+                # The stream takes less in one record than was known when this was formatted, or the spool refuses it.
+                failed(type(error).__name__)
             except Exception as error:  # noqa: BLE001 - or this entry would stop all behind it
                 self._entry_failed(failed, SENDER_FAILED, error)
             else:

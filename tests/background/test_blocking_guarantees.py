@@ -22,6 +22,7 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang, When
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.background.test_blocking import blocking, in_threads, transport
+from tests.support.durability_scene import set_writable
 from tests.support.producer_scene import STREAM, EndOfTheDriver, stored
 from tests.support.waiting import wait_until
 
@@ -87,6 +88,30 @@ def test_a_put_that_the_spool_rejects_is_not_acknowledged(tmp_path: Path) -> Non
         with pytest.raises(NotSpooled):
             orders.put_many(STREAM, [("k", bytes(500_000))] * 5)
         orders.close(timeout=0.0)
+
+
+def test_a_put_that_the_spool_refuses_raises_in_its_thread_and_the_next_one_is_taken(tmp_path: Path) -> None:
+    spool = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", failure="refuse", commit_interval_ms=1.0)
+    kinesis = transport()
+    with blocking(kinesis, spool=spool) as orders:
+        opened = orders._producer.spool  # noqa: SLF001 - to make its file read-only
+        assert opened is not None
+        set_writable(opened, writable=False).result()
+        puts: list[Callable[[], object]] = [
+            lambda: orders.put(STREAM, partition_key="k", data=b"finds out"),
+            lambda: put(orders),
+            lambda: orders.put(STREAM, partition_key="k", data=b"x"),
+            lambda: orders.put_many(STREAM, [("k", b"1"), ("k", b"2")]),
+        ]
+        for each in puts * 2:
+            with pytest.raises(NotSpooled, match="read-only"):
+                each()
+        set_writable(opened, writable=True).result()
+        wait_until(lambda: not orders._producer.unready(), "a spool that stores")  # noqa: SLF001 - as above
+        orders.put(STREAM, partition_key="k", data=b"stored")
+        report = orders.close()
+    assert (report.accepted, report.delivered, report.failed) == (2, 1, {"NotSpooled": 1})
+    assert [data for _, data in stored(kinesis)] == [b"stored"]
 
 
 def test_a_put_waits_for_room_no_longer_than_its_timeout(tmp_path: Path) -> None:

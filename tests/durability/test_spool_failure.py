@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core import BufferFull, ConfigError, NotSpooled, Producer
+from kpl_core import BufferFull, ConfigError, NotSpooled
 from kpl_core.durability.spool.spool_error import SpoolUnavailable
 from kpl_core.options.reliability import SpoolFailure, SpoolOptions
 from kpl_core.pipeline.stages import SpoolState
@@ -17,7 +17,7 @@ from kpl_core.producer.spool_watch import SpoolWatch
 from kpl_core.records.outcome import Outcome
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.asgi.health import ProducerHealth, readiness_body
-from tests.support.durability_scene import STREAM, assert_invariant, consumed, producer, service
+from tests.support.durability_scene import STREAM, assert_invariant, consumed, make_writable, producer, service
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -25,12 +25,6 @@ pytestmark = pytest.mark.anyio
 
 def options(path: Path, failure: SpoolFailure) -> SpoolOptions:
     return SpoolOptions(path=path, mode="write_ahead", failure=failure, commit_interval_ms=1.0)
-
-
-async def make_writable(each: Producer, *, writable: bool) -> None:
-    assert each.spool is not None
-    statement = f"PRAGMA query_only = {int(not writable)}"
-    await until(each.spool.ask(lambda store: store.connection.execute(statement).fetchone()).done)
 
 
 async def test_with_bypass_puts_return_and_are_delivered_while_the_spool_cannot_store(tmp_path: Path) -> None:
@@ -88,6 +82,28 @@ async def test_by_default_puts_fail_and_the_producer_is_not_ready_until_the_spoo
     assert each.report().failed == {"NotSpooled": 2}
     assert caplog.text.count("the spool cannot store; until it can, puts fail with NotSpooled") == 1
     assert caplog.text.count("the spool stores again, after") == 1
+
+
+async def test_what_put_many_accepted_before_a_refused_record_is_delivered(tmp_path: Path) -> None:
+    """The order of a key is at stake only for that key: the records before the refused one are on their way."""
+    transport = service()
+    outage = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+    spool = options(tmp_path / "s.db", "bypass")
+    async with producer(transport, spool=spool, ordering="per_key") as each:
+        state = each.spool_state
+        assert state is not None
+        _ = await each.put(STREAM, partition_key="stored", data=b"first")
+        await make_writable(each, writable=False)
+        _ = await each.put(STREAM, partition_key="k", data=b"finds out")
+        await until(lambda: state.keys is not None)
+        # The keys are read again after a second: until then this one counts as stored. Nothing else wakes the stream.
+        transport.kinesis.faults.remove(outage)
+        _ = await each.flush()
+        assert (STREAM, "stored") in (state.keys or ())
+        with pytest.raises(NotSpooled, match="must not overtake"):
+            _ = await each.put_many(STREAM, [*((f"k{n}", b"%d" % n) for n in range(20)), ("stored", b"second")])
+        await until(lambda: each.report().delivered == 22, seconds=5.0)
+    assert consumed(transport).keys() == {b"first", b"finds out", *(b"%d" % n for n in range(20))}
 
 
 async def test_a_put_without_room_raises_instead_of_going_to_a_spool_that_cannot_store(tmp_path: Path) -> None:

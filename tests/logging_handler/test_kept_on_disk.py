@@ -16,6 +16,7 @@ from kpl_core.testing import ErrorAnswer, FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import KinesisHandler
 from tests.support.consumers import log_records, user_records
+from tests.support.durability_scene import set_writable
 from tests.support.waiting import wait_until
 
 LINES = 3_000
@@ -147,6 +148,48 @@ def test_a_dead_letter_without_room_is_counted_and_reported_in_the_stream(make, 
     handler.close()
     assert handler.counts().dropped == {"NotKept": 1}
     assert [each["dropped_by_reason"] for each in log_records(kinesis) if "dropped_records" in each] == [{"NotKept": 1}]
+
+
+def test_records_that_a_spool_refuses_are_counted_and_reported_when_it_stores_again(
+    make, kinesis, logger, path, capsys, caplog
+):
+    spool = SpoolOptions(path=path, mode="write_ahead", failure="refuse", commit_interval_ms=1.0)
+    handler = make(config=Config(spool=spool), notice_seconds=0.05)
+    logger.addHandler(handler)
+    logger.info("stored")
+    wait_until(lambda: handler.counts().delivered == 1, "the first line delivered")
+    file = handler._sender._background.producer.spool  # noqa: SLF001 - to make its file read-only
+    set_writable(file, writable=False).result()
+    for number in range(20):
+        logger.info("refused %d", number)
+        wait_until(lambda: handler.counts().dropped == {"NotSpooled": number + 1}, "a count")  # noqa: B023
+    set_writable(file, writable=True).result()
+    wait_until(lambda: any("dropped_records" in each for each in log_records(kinesis)), "a notice in the stream")
+    logger.info("stored again")
+    handler.close()
+    counts = handler.counts()
+    assert (counts.delivered, counts.dropped, counts.buffered) == (2, {"NotSpooled": 20}, 0)
+    notices = [each["dropped_by_reason"] for each in log_records(kinesis) if "dropped_records" in each]
+    assert sum(each["NotSpooled"] for each in notices) == 20
+    # Neither the sender's loop nor the handler has raised.
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_a_close_while_the_spool_refuses_ends_in_time_and_prints_the_loss(make, logger, path, capsys, caplog):
+    spool = SpoolOptions(path=path, mode="write_ahead", failure="refuse", commit_interval_ms=1.0)
+    handler = make(config=Config(spool=spool))
+    logger.addHandler(handler)
+    logger.info("stored")
+    wait_until(lambda: handler.counts().delivered == 1, "the first line delivered")
+    set_writable(handler._sender._background.producer.spool, writable=False).result()  # noqa: SLF001 - as above
+    logger.info("finds out")
+    wait_until(lambda: handler.counts().dropped == {"NotSpooled": 1}, "a count")
+    for number in range(20):
+        logger.info("refused %d", number)
+    handler.close()
+    assert (handler.counts().delivered, handler.counts().dropped) == (1, {"NotSpooled": 21})
+    assert "21 of 22 log records were lost" in capsys.readouterr().err
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_a_process_whose_file_is_locked_sends_without_it_and_prints_why(make, kinesis, logger, path, capsys):

@@ -3,17 +3,20 @@
 import logging
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
-from kpl_core import Config, ConfigError, Producer
+from kpl_core import Config, ConfigError, Producer, SpoolOptions
 from kpl_core.background import process_end
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
 from tests.otel.conftest import EXPORTERS, emit
 from tests.otel.test_splitting import large_spans
+from tests.support.durability_scene import set_writable
 from tests.support.processes import black_hole, refusing
 from tests.support.telemetry import impatient_exporter
 from tests.support.waiting import wait_until
@@ -188,3 +191,27 @@ def test_a_close_that_fails_ends_the_thread_at_once(kinesis: FakeKinesis, monkey
     took, _ = seconds(lambda: exporter.shutdown(timeout_millis=20_000))
     assert took < 5.0
     assert exporter.counts().delivered == 5
+
+
+def test_items_that_a_spool_refuses_are_lost_by_name_until_it_stores_again(
+    kinesis: FakeKinesis, tmp_path: Path, caplog
+):
+    spool = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", failure="refuse", commit_interval_ms=1.0)
+    exporter = KinesisSpanExporter(
+        "telemetry", config=Config(spool=spool), transport=lambda _config: FakeTransport(kinesis)
+    )
+    exporter.export(large_spans(1, 10))
+    assert exporter.force_flush(5_000) is True
+    sender: Any = exporter.signal_exporter._sender  # noqa: SLF001 - to make its file read-only
+    producer = sender._background.producer  # noqa: SLF001 - as above
+    set_writable(producer.spool, writable=False).result()
+    for _ in range(3):
+        exporter.export(large_spans(5, 10))
+        assert exporter.force_flush(5_000) is False
+    set_writable(producer.spool, writable=True).result()
+    wait_until(lambda: not producer.unready(), "a spool that stores")
+    exporter.export(large_spans(2, 10))
+    assert exporter.force_flush(5_000) is True
+    exporter.shutdown()
+    assert (exporter.counts().delivered, exporter.counts().lost) == (3, {"NotSpooled": 15})
+    assert [record for record in caplog.records if record.name == "asyncio"] == []

@@ -3,17 +3,19 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 
 from kpl_core import BufferFull, Config, Producer, ProducerReport, decode
-from kpl_core.durability.spool import SpooledRecord
+from kpl_core.durability.spool import Spool, SpooledRecord
 from kpl_core.records.record_result import Attempt, RecordResult
 from kpl_core.records.user_record import Tier
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
+from tests.support.waiting import until
 
 STREAM = "orders"
 
@@ -30,6 +32,18 @@ def producer(transport: FakeTransport, *, hooks: Iterable[Any] = (), sink: Any =
         hooks=tuple(hooks),
         dead_letter_sink=sink,
     )
+
+
+def set_writable(spool: Spool, *, writable: bool) -> "Future[Any]":
+    """Let the spool's file take writes, or none. Whoever uses it finds out by the next write."""
+    statement = f"PRAGMA query_only = {int(not writable)}"
+    return spool.ask(lambda store: store.connection.execute(statement).fetchone())
+
+
+async def make_writable(each: Producer, *, writable: bool) -> None:
+    """Let the file of a producer's spool take writes, or none, and wait until it is so."""
+    assert each.spool is not None
+    await until(set_writable(each.spool, writable=writable).done)
 
 
 def assert_invariant(report: ProducerReport) -> None:

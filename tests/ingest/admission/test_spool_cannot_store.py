@@ -6,24 +6,16 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core import Config, FairnessPolicy, Producer
+from kpl_core import Config, FairnessPolicy
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest import IngestGateway
 from tests.ingest.scene import Answer, Client, kinesis, open_gateway, records
-from tests.support.durability_scene import assert_invariant, consumed
+from tests.support.durability_scene import assert_invariant, consumed, make_writable
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 OUTAGE = (ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
-
-
-async def make_writable(producer: Producer, *, writable: bool = True) -> None:
-    """Let SQLite write, or not, as on a disk that is read-only."""
-    spool = producer.spool
-    assert spool is not None
-    done = spool.ask(lambda store: store.connection.execute(f"PRAGMA query_only = {int(not writable)}").fetchone())
-    await until(done.done)
 
 
 async def stop_storing(gateway: IngestGateway) -> None:
@@ -60,7 +52,7 @@ async def test_an_open_breaker_refuses_queued_records_and_those_accepted_before_
         assert (report.failed_total, report.spooled, report.dead_lettered) == (accepted + 1, 0, 0)
         assert_invariant(report)
         transport.kinesis.faults.remove(outage)
-        await make_writable(gateway.producer)
+        await make_writable(gateway.producer, writable=True)
         await until(lambda: not gateway.producer.unready())
 
 
@@ -117,7 +109,7 @@ async def test_the_idempotency_key_of_a_refused_request_is_free_and_that_of_a_by
             assert (await client.post(records(2), ack="spooled", idempotency_key="one")).status == 503
             assert (await client.post(records(2), ack="queued", idempotency_key="two")).status == 202
         assert gateway.producer.spool_state.bypassed == 2  # type: ignore[union-attr] # it has a spool
-        await make_writable(gateway.producer)
+        await make_writable(gateway.producer, writable=True)
         await until(lambda: not gateway.producer.spool_state.why)  # type: ignore[union-attr] # it has a spool
         assert (await client.post(records(2), ack="spooled", idempotency_key="one")).status == 202
         assert gateway.producer.spool_state.bypassed == 2  # type: ignore[union-attr] # it has a spool
@@ -140,7 +132,7 @@ async def test_a_record_that_would_be_a_dead_letter_has_failed_while_the_disk_ta
         assert (await client.post(poison, ack="queued")).status == 202
         await until(lambda: gateway.producer.report().failed == {"NotSpooled": 1, "ValidationException": 1})
         assert gateway.producer.report().dead_lettered == 1
-        await make_writable(gateway.producer)
+        await make_writable(gateway.producer, writable=True)
     assert "were not delivered: 1 ValidationException" in caplog.text
 
 
@@ -153,6 +145,6 @@ async def test_records_that_are_kept_on_no_disk_are_refused_too_with_refuse(tmp_
         target = {"x-amz-target": "Kinesis_20131202.PutRecords", "content-type": "application/x-amz-json-1.1"}
         assert (await client.call("POST", "/", wire, headers=target)).status in {500, 503}
         assert gateway.producer.report().delivered == 0
-        await make_writable(gateway.producer)
+        await make_writable(gateway.producer, writable=True)
         await until(lambda: not gateway.producer.unready())
         assert (await client.call("POST", "/", wire, headers=target)).status == 200
