@@ -52,11 +52,9 @@ def durable_rules(config: Config) -> DurableRules:
 def fallback_destinations(reason: Reason, origin: Origin | None, tier: Tier, rules: DurableRules) -> tuple[Place, ...]:
     """Return where a failed user record goes, in order of preference. Empty: it has failed for good."""
     match origin:
-        case "write_ahead":
-            # The replay will find out whether it can be delivered at all.
+        case "write_ahead" | "replay":
+            # The replay finds out whether it can be delivered at all. Until a letter is committed, the spool has it.
             return ("spooled",)
-        case "replay":
-            return ("dead_lettered",) if reason in INCURABLE else ("spooled",)
         case "redrive":
             return ("dead_lettered",)
         case "caller":

@@ -28,8 +28,8 @@ from kpl_core.durability.replay.replayer import Replayer
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
 from kpl_core.durability.spool.async_spool import shielded
 from kpl_core.durability.spool.envelope import SpooledRecord, spooled_record_of
-from kpl_core.errors import ConfigError, ProducerClosed
-from kpl_core.hooks import DeadLetterAlarm, RecordsWrittenAhead
+from kpl_core.errors import ConfigError, InvalidUserRecord, ProducerClosed
+from kpl_core.hooks import DeadLetterAlarm, RecordsFinished, RecordsWrittenAhead
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
@@ -72,18 +72,14 @@ class DurableStore:
         self.queue: DeadLetterQueue | None = None
         # How many records and letters were in the files when they were opened.
         self.found_records = self.found_letters = 0
-        self._replayed: ReplayPut | None = None
+        # Records of the spool that are dead letters now.
+        self.moved = 0
         # By future of the disk: what to do when it completes, and what to do if it never does.
         self._pending: dict[Future[Any], tuple[Callable[[], None], Callable[[], None]]] = {}
         self._confirmed: list[int] = []
         self._closing = False
         self._settled = anyio.Event()
         self._scopes: list[anyio.CancelScope] = []
-
-    @property
-    def moved(self) -> int:
-        """Return how many replayed records went to the dead letters without entering a pipeline."""
-        return 0 if self._replayed is None else self._replayed.refused
 
     async def __aenter__(self) -> Self:
         """Open the file; raises what `Spool.open` does."""
@@ -292,9 +288,33 @@ class DurableStore:
     # Back from the disk
 
     async def _replay(self, spool: AsyncSpool, queue: DeadLetterQueue, options: SpoolOptions) -> None:
-        put = self._replayed = ReplayPut("replay", self._streams, self._pipeline)
-        replayer = Replayer(spool, put, options, dead_letters=queue, chance=self._chance)
+        put = ReplayPut("replay", self._streams, self._pipeline)
+        replayer = Replayer(spool, put, options, dead_letters=queue, on_burial=self._count_burial, chance=self._chance)
         await self._until_closing("replay", replayer.run)
+
+    def _count_burial(self, letter: DeadLetter, committed: "Future[None]") -> None:
+        """Count a record of the spool as a dead letter once its letter is committed, also if the replay ends before."""
+
+        def answered() -> None:
+            if committed.exception() is not None:
+                return
+            self.moved += 1
+            self._streams.tell(
+                RecordsFinished(
+                    stream=letter.stream,
+                    shard_id=letter.shard_id,
+                    tier=letter.tier,
+                    outcome="dead_lettered",
+                    reason=letter.error_code or InvalidUserRecord.__name__,
+                    user_records=1,
+                    user_bytes=letter.as_record().size_bytes,
+                    attempts=letter.attempts,
+                    age=max(0.0, time.time() - letter.first_seen),
+                    kept_before=1,
+                )
+            )
+
+        self._when(committed, answered, lambda: None)
 
     async def _redrive(self, queue: DeadLetterQueue) -> None:
         options = self._letter_options

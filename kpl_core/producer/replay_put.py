@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from kpl_core.durability.spool import SpooledRecord
-from kpl_core.errors import InvalidUserRecord
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.delivery import call_when_finished
 from kpl_core.producer.stream_set import StreamSet
@@ -21,8 +20,6 @@ class ReplayPut:
         self._origin: Origin = origin
         self._streams = streams
         self._pipeline = pipeline
-        # Records that no pipeline accepted, because they are invalid.
-        self.refused = 0
         self._put_to: set[str] = set()
 
     def __call__(self, record: SpooledRecord, finished: Finished, /) -> ResultHandle:
@@ -47,11 +44,7 @@ class ReplayPut:
             self._streams.wake(stream)
 
     def _put(self, pipeline: StreamPipeline, record: SpooledRecord, finished: Finished, now: float) -> ResultHandle:
-        try:
-            delivery = pipeline.put_record(_user_record_of(record), now, self._origin)
-        except InvalidUserRecord:
-            self.refused += 1
-            raise
+        delivery = pipeline.put_record(_user_record_of(record), now, self._origin)
         self._put_to.add(record.stream)
         if pipeline.attention:
             self._streams.wake(record.stream)

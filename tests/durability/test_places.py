@@ -32,7 +32,7 @@ ROWS = [
     ("invalid", None, "normal", BOTH, ("dead_lettered",)),
     ("invalid", None, "normal", SPOOL, ()),
     ("invalid", "write_ahead", "normal", BOTH, ("spooled",)),
-    ("invalid", "replay", "normal", SPOOL, ("dead_lettered",)),
+    ("invalid", "replay", "normal", SPOOL, ("spooled",)),
     ("ttl", "replay", "normal", BOTH, ("spooled",)),
     ("breaker_open", "replay", "bulk", BOTH, ("spooled",)),
     ("ttl", "redrive", "bulk", BOTH, ("dead_lettered",)),

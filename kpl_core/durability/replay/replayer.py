@@ -12,6 +12,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.replay.replay_order import ReplayOrder
 from kpl_core.durability.spool.async_spool import AsyncSpool
 from kpl_core.durability.spool.claims import Claimed
-from kpl_core.durability.spool.envelope import SharedPut, SpooledPut
+from kpl_core.durability.spool.envelope import DeadLetter, SharedPut, SpooledPut
 from kpl_core.durability.spool.spool_error import SpoolError, SpoolFull, SpoolUnavailable
 from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.options.reliability import SpoolOptions
@@ -36,7 +37,8 @@ _READ_AHEAD: Final = 4
 class Replayer:
     """Runs from `run()` until it is cancelled.
 
-    A `put` that is a `SharedPut` says which records share a fate. With any other `put`, no two records do.
+    A `put` that is a `SharedPut` says which records share a fate. With any other `put`, no two records do. `on_burial`
+    gets each letter that replaces a record, and the future of its commit.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Replayer:
         options: SpoolOptions,
         *,
         dead_letters: DeadLetterQueue,
+        on_burial: Callable[[DeadLetter, "Future[None]"], object] = lambda _letter, _committed: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._spool = spool
         self._put = put
         self._dead_letters = dead_letters
+        self._on_burial = on_burial
         self._shared = put if isinstance(put, SharedPut) else None
         # The ticket that `SharedPut` returned for each record in flight.
         self._tickets: dict[int, Any] = {}
@@ -216,4 +220,6 @@ class Replayer:
         queue = self._dead_letters
         reason = "invalid" if result is None else reason_of(result)
         letter = queue.letter(claimed.record, reason, result=result, wall_offset=wall_offset)
-        await self._spool.mailbox.wait_for(queue.bury_nowait([letter], spooled_ids=[claimed.id]))
+        committed = queue.bury_nowait([letter], spooled_ids=[claimed.id])
+        self._on_burial(letter, committed)
+        await self._spool.mailbox.wait_for(committed)
