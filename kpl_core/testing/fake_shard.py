@@ -145,7 +145,8 @@ class ShardLog:
     @property
     def end(self) -> int:
         """Return the position after the newest record."""
-        return self.first + len(self._keys)
+        # The last column that `append` extends: a test may read in another thread.
+        return self.first + len(self._arrivals_ms)
 
     def start(self, horizon_ms: int) -> int:
         """Return the position of the oldest record that arrived at or after `horizon_ms`."""
