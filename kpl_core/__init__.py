@@ -20,7 +20,19 @@ from kpl_core.errors import (
     ResultPending,
     WrongEventLoop,
 )
-from kpl_core.hooks import Fact, Hook, RecordsFinished, RequestCompleted, ShardMapRefreshed, ShardRateChanged
+from kpl_core.hooks import (
+    BreakerChanged,
+    CoordinatorMet,
+    DeadLetterAlarm,
+    Fact,
+    Hook,
+    RecordsFinished,
+    RecordsWrittenAhead,
+    RequestCompleted,
+    ShardMapRefreshed,
+    ShardRateChanged,
+    ShareChanged,
+)
 from kpl_core.options.config import Config, StreamConfig
 from kpl_core.options.coordination_options import CoordinationOptions
 from kpl_core.options.kinesis_limits import (
@@ -63,12 +75,15 @@ __all__ = [
     "BlockingDelivery",
     "BlockingProducer",
     "BoundTopic",
+    "BreakerChanged",
     "BreakerPolicy",
     "BufferFull",
     "Compressed",
     "Config",
     "ConfigError",
     "CoordinationOptions",
+    "CoordinatorMet",
+    "DeadLetterAlarm",
     "DeadLetterOptions",
     "Deliveries",
     "Delivery",
@@ -92,12 +107,14 @@ __all__ = [
     "ReceivedRecord",
     "RecordResult",
     "RecordsFinished",
+    "RecordsWrittenAhead",
     "RequestCompleted",
     "RequestFailure",
     "ResultPending",
     "Shard",
     "ShardMapRefreshed",
     "ShardRateChanged",
+    "ShareChanged",
     "SpoolOptions",
     "StreamConfig",
     "TierPolicy",
