@@ -25,6 +25,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -280,6 +281,8 @@ def _interrupt_main_thread_at_sigterm() -> None:
         os.close(writing)
         return
     _wakeup_fd = writing
+    # `trio.run` sets its own, under which it hears the signal, and sets ours again at its end.
+    warnings.filterwarnings("ignore", "It looks like Trio's signal handling code might have collided", RuntimeWarning)
     signal.signal(signal.SIGURG, _interrupted)
     main = threading.main_thread().ident
     assert main is not None  # noqa: S101 - this runs in it
