@@ -39,7 +39,7 @@ class ReceivedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def decompressed(self) -> bytes:
-        """Return the data, decompressed if a topic compressed it."""
+        """Return the data, decompressed if a topic compressed it, to 64 MiB at most; raises as `decompressed`."""
         return decompressed(self.data)
 
     @property

@@ -7,10 +7,28 @@ A trace context travels inside the data, because a Kinesis record has no headers
 `tracestate` (W3C Trace Context; the names are those of CloudEvents) of the JSON object or MessagePack map.
 """
 
+import contextlib
+import gzip
+import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from io import BytesIO
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    is_typeddict,
+)
 
 import msgspec
 
@@ -31,6 +49,10 @@ TraceContext = Mapping[str, str]
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_WBITS: Final = 31
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+# A Kinesis record has at most 10 MiB. A small one inflates to a thousand times its size and more.
+MAX_INFLATED_BYTES: Final = 64 * 1024 * 1024
+_PIECE_BYTES: Final = 128 * 1024
+_FIRST_BYTES: Final = 512
 
 
 class Compressed(NamedTuple):
@@ -60,14 +82,73 @@ def _zstandard() -> Any:  # noqa: ANN401 - an optional module
         raise ConfigError(message) from None
 
 
-def decompressed(data: bytes) -> bytes:
-    """Return the data of a record that `Compressed` made; other data as it is."""
+def decompressed(data: bytes, *, max_bytes: int = MAX_INFLATED_BYTES) -> bytes:
+    """Return the data of a record that `Compressed` made; other data as it is.
+
+    Data of several gzip members or zstd frames is what all of them hold, one after the other.
+
+    Raises:
+        ValueError: it is damaged or cut off, or inflates to more than `max_bytes`.
+        ConfigError: it is zstd, and the extra `zstd` is not installed.
+    """
     if data.startswith(_GZIP_MAGIC):
-        return zlib.decompress(data, _GZIP_WBITS)
-    if data.startswith(_ZSTD_MAGIC):
-        plain: bytes = _zstandard().decompress(data)
-        return plain
-    return data
+        inflate: Callable[[bytes, int], bytes] = _from_gzip
+    elif data.startswith(_ZSTD_MAGIC):
+        inflate = _from_zstd
+    else:
+        return data
+    plain = inflate(data, max_bytes)
+    if len(plain) > max_bytes:
+        message = (
+            f"{len(data):,} bytes of compressed data inflate to more than max_bytes={max_bytes:,}; "
+            f"if you trust the data, call decompressed(data, max_bytes=...) with a larger number"
+        )
+        raise ValueError(message)
+    return plain
+
+
+def _from_gzip(data: bytes, max_bytes: int) -> bytes:
+    """Inflate all members, to one byte more than the bound at most."""
+    try:
+        return gzip.GzipFile(fileobj=BytesIO(data)).read(max_bytes + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise _damaged(error) from error
+
+
+def _from_zstd(data: bytes, max_bytes: int) -> bytes:
+    """Inflate all frames. If they hold more than the bound, return only a little more."""
+    zstandard = _zstandard()
+    decompressor = zstandard.ZstdDecompressor()
+    plain = bytearray()
+    try:
+        # The reader is bounded, and takes a frame that is cut off for a whole one. So the frames are read once more.
+        reader = decompressor.stream_reader(data, read_across_frames=True)
+        while len(plain) <= max_bytes and (piece := reader.read(_PIECE_BYTES)):
+            plain += piece
+        if len(plain) <= max_bytes:
+            _require_whole_frames(data, decompressor.decompressobj)
+    except zstandard.ZstdError as error:
+        raise _damaged(error) from error
+    return bytes(plain)
+
+
+def _require_whole_frames(data: bytes, new_frame: Callable[[], Any]) -> None:
+    view, at = memoryview(data), 0
+    while at < len(view):
+        frame, size = new_frame(), _FIRST_BYTES
+        while not frame.eof and at < len(view):
+            frame.decompress(view[at : at + size])
+            at += size
+            # Small at first, because what follows the frame is copied.
+            size *= 2
+        if not frame.eof:
+            message = "it is cut off"
+            raise _damaged(message)
+        at = min(at, len(view)) - len(frame.unused_data)
+
+
+def _damaged(reason: object) -> ValueError:
+    return ValueError(f"the compressed data is damaged: {reason}")
 
 
 def plain_value(value: object, mode: str = "json") -> object:
@@ -91,9 +172,28 @@ def _encoder_of(kind: object, encoder: "Format | Callable[[T], bytes]") -> Calla
         return _raw_bytes
     if encoder == "json":
         if hasattr(kind, "model_dump_json"):
-            return lambda value: value.model_dump_json().encode()  # type: ignore[attr-defined]
-        return msgspec.json.Encoder(enc_hook=plain_value).encode
+            return _without_nan(lambda value: value.model_dump_json().encode())  # type: ignore[attr-defined]
+        return _without_nan(msgspec.json.Encoder(enc_hook=plain_value).encode)
     return msgspec.msgpack.Encoder(enc_hook=plain_value).encode
+
+
+def _without_nan(encode: Callable[[T], bytes]) -> Callable[[T], bytes]:
+    """Raise a ValueError for a float that JSON cannot express. Both encoders make null of it."""
+
+    def encoded(value: T) -> bytes:
+        data = encode(value)
+        if b"null" in data:
+            # msgspec.Raw, which msgspec cannot convert, is JSON already.
+            with contextlib.suppress(TypeError):
+                plain = msgspec.to_builtins(value, str_keys=True, enc_hook=plain_value)
+                try:
+                    json.dumps(plain, allow_nan=False)
+                except ValueError as error:
+                    message = f"JSON cannot express this value ({error}); use None, a str, or encoder='msgpack'"
+                    raise ValueError(message) from None
+        return data
+
+    return encoded
 
 
 def _is_raw(kind: object) -> bool:
@@ -107,8 +207,12 @@ def _raw_bytes(value: object) -> bytes:
 def _with_members(data: bytes, members: TraceContext, encoded: Format) -> bytes:
     """Return a JSON object or MessagePack map with these members behind its own; other data as it is.
 
-    Of two members with one name, readers take the last.
+    Its own members take precedence. A `tracestate` belongs to its `traceparent`, so neither is added beside its own.
     """
+    if any(name.encode() in data for name in members):
+        own = msgspec.json.decode(data) if encoded == "json" else msgspec.msgpack.decode(data, strict=False)
+        if isinstance(own, dict):
+            members = {} if "traceparent" in own else {name: members[name] for name in members if name not in own}
     if not members:
         return data
     if encoded == "json":
@@ -182,6 +286,20 @@ class Puts(Protocol[Now_co, Put_co, Many_co]):
         """Accept many user records, waiting for room."""
 
 
+def _classes_of(kind: object) -> tuple[type, ...] | None:
+    """Return the classes of which a value of this type is an instance; None if the type does not say them."""
+    origin = get_origin(kind)
+    if origin is Union or origin is UnionType:
+        parts = [_classes_of(each) for each in get_args(kind)]
+        return None if None in parts else tuple(each for part in parts if part is not None for each in part)
+    if origin is Annotated:
+        return _classes_of(get_args(kind)[0])
+    if is_typeddict(kind):
+        return (dict,)
+    found = NoneType if kind is None else kind if origin is None else origin
+    return (found,) if isinstance(found, type) else None
+
+
 class Topic(Generic[T]):
     """A stream of values of one type.
 
@@ -214,8 +332,7 @@ class Topic(Generic[T]):
     ) -> None:
         self.stream = stream
         self.kind = kind
-        # None for a type such as dict[str, int], which no value is an instance of.
-        self._class: type | None = kind if isinstance(kind, type) else None  # type: ignore[redundant-expr]
+        self._classes = _classes_of(kind)
         self._partition_key = partition_key
         self._explicit_hash_key = explicit_hash_key
         self._flow = flow
@@ -226,10 +343,25 @@ class Topic(Generic[T]):
         encode = _encoder_of(kind, encoder)
         if trace_context is not None:
             encode = self._traced(encode, encoder, trace_context)
-        self.encode: Callable[[T], bytes] = encode
-        """Encodes a value."""
+        self._encode: Callable[[T], bytes] = encode
         if compress is not None:
-            self.encode = lambda value: compress(encode(value))
+            self._encode = lambda value: compress(encode(value))
+
+    def encode(self, value: T) -> bytes:
+        """Return the data of a value.
+
+        Raises:
+            TypeError: the value is of another type than the topic's.
+            ValueError: it has a float that JSON cannot express.
+        """
+        self._require_type(value)
+        return self._encode(value)
+
+    def _require_type(self, value: object) -> None:
+        if self._classes is not None and not isinstance(value, self._classes):
+            wanted = self.kind.__name__ if isinstance(self.kind, type) else self.kind  # type: ignore[redundant-expr]
+            message = f"topic {self.stream!r} takes values of type {wanted}, not {type(value).__name__}"
+            raise TypeError(message)
 
     def _traced(
         self, encode: Callable[[T], bytes], encoder: object, context: Callable[[], TraceContext]
@@ -248,13 +380,12 @@ class Topic(Generic[T]):
 
         Raises:
             TypeError: the value is of another type than the topic's.
+            ValueError: it has a float that JSON cannot express.
         """
-        if self._class is not None and not isinstance(value, self._class):
-            message = f"topic {self.stream!r} takes values of type {self._class.__name__}, not {type(value).__name__}"
-            raise TypeError(message)
+        self._require_type(value)
         return UserRecord(
             self._partition_key(value),
-            self.encode(value),
+            self._encode(value),
             None if self._explicit_hash_key is None else self._explicit_hash_key(value),
             None if self._flow is None else self._flow(value),
             self._tier,

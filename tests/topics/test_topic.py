@@ -1,7 +1,12 @@
 import gzip
 import itertools
+import json
+import math
+import time
+import tracemalloc
 from collections.abc import Callable
-from typing import Any, cast
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypedDict, Union, cast
 
 import msgspec
 import pydantic
@@ -14,6 +19,10 @@ from tests.support.orders import KINDS, ORDER, OrderStruct
 
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
 DECODERS: dict[str, Callable[[bytes], Any]] = {"json": msgspec.json.decode, "msgpack": msgspec.msgpack.decode}
+
+
+class Keyed(TypedDict):
+    key: str
 
 
 def topic(kind: Any = OrderStruct, **options: Any) -> Topic[Any]:
@@ -90,15 +99,129 @@ def test_compressed_data_is_read_by_the_codecs_own_library(
     assert data == topic(encoder=Compressed(msgspec.json.encode, codec, level)).record(value).data
 
 
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_all_members_of_compressed_data_are_returned(compress: Any) -> None:
+    data = compress(b"one ") + compress(b"two ") + compress(b"") + compress(b"three")
+    assert decompressed(data) == b"one two three"
+    for cut in range(5, len(data)):
+        try:
+            plain = decompressed(data[:cut])
+        except ValueError:
+            continue
+        # Cut between two members.
+        assert plain in {b"one ", b"one two "}
+    for spoilt in (data + b"junk", data[:-1] + b"\xff" * 9):
+        with pytest.raises(ValueError, match="the compressed data is damaged"):
+            decompressed(spoilt)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_many_empty_members_cost_time_in_proportion(compress: Any) -> None:
+    """If the rest were copied for each member, this would take minutes."""
+    began = time.perf_counter()
+    assert decompressed(compress(b"") * 50_000) == b""
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_compressed_data_inflates_to_the_bound_and_no_further(compress: Any) -> None:
+    data = compress(bytes(100_000)) + compress(bytes(100_000))
+    assert len(decompressed(data, max_bytes=200_000)) == 200_000
+    for bound in (199_999, 100_000, 99_999, 0):
+        with pytest.raises(ValueError, match=f"inflate to more than max_bytes={bound:,}"):
+            decompressed(data, max_bytes=bound)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_a_small_record_that_inflates_to_hundreds_of_megabytes_takes_no_memory_for_it(compress: Any) -> None:
+    data = compress(bytes(10 * 1024 * 1024)) * 30
+    assert len(data) < 400_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than max_bytes=67,108,864; if you trust the data"):
+            decompressed(data)
+        assert tracemalloc.get_traced_memory()[1] < 150 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+    assert trace_context_of(data) == {}
+
+
 def test_data_that_is_not_compressed_is_returned_as_it_is() -> None:
     assert decompressed(b"plain") == b"plain"
 
 
 @pytest.mark.parametrize("encoder", ["json", "msgpack"])
-@pytest.mark.parametrize("own", [None, "00-old-old-01"])
-def test_a_trace_context_counts_before_members_of_the_same_name(encoder: Any, own: str | None) -> None:
-    orders = topic(dict, encoder=encoder, trace_context=lambda: TRACE)
-    assert trace_context_of(orders.record({"traceparent": own, "id": 1}).data) == TRACE
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        ({"traceparent": "00-own-own-01"}, set()),
+        ({"traceparent": None}, set()),
+        ({"traceparent": 7, "tracestate": "own"}, set()),
+        ({"tracestate": "own"}, {"traceparent"}),
+        ({"text": "traceparent", "inner": {"tracestate": 1}}, {"traceparent", "tracestate"}),
+    ],
+)
+def test_members_of_the_value_take_precedence_and_no_name_is_there_twice(
+    encoder: Any, own: dict[str, Any], added: set[str]
+) -> None:
+    value = own | {"id": 1}
+    data = topic(dict, encoder=encoder, trace_context=lambda: TRACE).record(value).data
+    assert DECODERS[encoder](data) == value | {name: TRACE[name] for name in added}
+    if encoder == "json":
+        names = [name for name, _ in json.loads(data, object_pairs_hook=list)]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (OrderStruct | int, 3, "text"),
+        (Union[OrderStruct, None], None, 3),  # noqa: UP007 - the older spelling
+        (Annotated[int, "cents"], 3, "text"),
+        (dict[str, int], {"a": 1}, [1]),
+        (list[int] | None, [1], {"a": 1}),
+        (Keyed, {"key": "a"}, 3),
+    ],
+)
+def test_the_values_of_a_composed_type_are_checked(kind: Any, good: object, bad: object) -> None:
+    topic(kind).encode(good)
+    for put in (topic(kind).encode, topic(kind).record):
+        with pytest.raises(TypeError, match=f"topic 'orders' takes values of type .*, not {type(bad).__name__}"):
+            put(bad)
+
+
+def test_a_type_that_names_no_class_is_not_checked() -> None:
+    assert topic(Literal["a", "b"]).encode("c") == b'"c"'
+    assert topic(Literal["a"] | int).encode([1]) == b"[1]"
+
+
+class Reading(pydantic.BaseModel):
+    celsius: float | None = pydantic.Field(default=None, alias="temp")
+    at: datetime = datetime(2026, 1, 1)  # noqa: DTZ001 - any
+
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_cannot_express_is_an_error(number: float) -> None:
+    """It became null without a word."""
+    for kind, value in (
+        (float, number),
+        (dict, {"a": [{"b": number}], "text": "null"}),
+        (OrderStruct, OrderStruct("c", cast("Any", number))),
+        (Reading, Reading(celsius=number)),
+        (dict, {"model": Reading(celsius=number)}),
+    ):
+        with pytest.raises(ValueError, match=r"JSON cannot express this value .*encoder='msgpack'"):
+            topic(kind).record(value)
+    assert math.isnan(number) or msgspec.msgpack.decode(topic(float, encoder="msgpack").encode(number)) == number
+
+
+def test_null_itself_is_sent() -> None:
+    values = {"a": None, 7: 1.5, "raw": msgspec.Raw(b"null"), "t": "nan null"}
+    assert msgspec.json.decode(topic(dict).encode(values)) == {"a": None, "7": 1.5, "raw": None, "t": "nan null"}
+    # The field's own name, not its alias.
+    assert topic(Reading).encode(Reading()) == b'{"celsius":null,"at":"2026-01-01T00:00:00"}'
 
 
 @pytest.mark.parametrize("members", [TRACE, {"traceparent": TRACE["traceparent"]}, {}])
