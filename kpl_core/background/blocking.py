@@ -381,7 +381,7 @@ class BlockingProducer(ProcessListener):
             return len(self._inbox) + self._producer.report().buffered, "user records of a BlockingProducer"
 
     def begin_exit(self, spent: float) -> Callable[[], object] | None:
-        """Start to close, in 5 seconds less those that the last flush took."""
+        """Start to close, in 5 seconds less those that were spent since the exit began."""
         return self._begin_ending(self._begin_close, max(0.0, _EXIT_SECONDS - spent))
 
     def _begin_ending(

@@ -24,7 +24,7 @@ import sys
 import threading
 import weakref
 from _thread import start_new_thread
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from importlib import import_module
 from queue import SimpleQueue
@@ -67,7 +67,7 @@ class ProcessListener:
         return 0, ""
 
     def begin_exit(self, spent: float) -> Wait | None:  # noqa: ARG002
-        """Start to close, because the interpreter exits; its earlier flush took `spent` seconds. Return as above."""
+        """Start to close, because the interpreter exits; the exit has taken `spent` seconds so far. Return as above."""
         return None
 
     def close_in_child(self) -> None:
@@ -161,6 +161,8 @@ _listeners: Final[list["weakref.ref[ProcessListener]"]] = []
 # Senders of the parent: a child must not close their sockets and selectors, so they are never collected.
 _of_the_parent: Final[list[object]] = []
 _paused: Final[list[Callable[[], object]]] = []
+# True from threading's exit on, and how long flushes and closes have held up the end since.
+_is_exiting = False
 _spent_seconds = 0.0
 
 
@@ -242,11 +244,32 @@ def spare_thread(name: str, owner: object) -> SpareThread | None:
 # Threading's exit and atexit
 
 
-def _main_thread_ended() -> None:
+def seconds_to_close(bound: float, closers: int) -> float:
+    """Return how long the first of `closers`, which close one after the other, may take; `bound` unless Python exits.
+
+    At the exit, `bound` is one deadline for the process: what earlier flushes and closes took counts. All `closers`
+    together get 70 % of the rest, because other listeners close after them.
+    """
+    return max(0.0, bound - _spent_seconds) * FLUSH_SHARE / closers if _is_exiting else bound
+
+
+@contextlib.contextmanager
+def counted_at_exit() -> Iterator[None]:
+    """Count the time of this block, if the process exits, for those that close after it."""
     global _spent_seconds  # noqa: PLW0603 - the process exits once
     began = monotonic()
-    _flush_all(FLUSH_SHARE)
-    _spent_seconds = monotonic() - began
+    try:
+        yield
+    finally:
+        if _is_exiting:
+            _spent_seconds += monotonic() - began
+
+
+def _main_thread_ended() -> None:
+    global _is_exiting  # noqa: PLW0603 - as above
+    _is_exiting = True
+    with counted_at_exit():
+        _flush_all(FLUSH_SHARE)
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         # The interpreter joins this thread too, because it is not a daemon.

@@ -37,9 +37,11 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from kpl_core import Fact, Producer
 from kpl_core.background.process_end import (
     ProcessListener,
+    counted_at_exit,
     import_early,
     keep_for_parent,
     listen,
+    seconds_to_close,
     spare_thread,
 )
 from kpl_core.background.sigterm import flush_on_sigterm
@@ -301,7 +303,11 @@ class SignalExporter(ProcessListener):
             self._log_losses()
 
     def shutdown(self, timeout: float) -> None:
-        """Deliver what is there, for the lesser of `timeout` and the option `shutdown_timeout`; log what was lost."""
+        """Deliver what is there, for the lesser of `timeout` and the option `shutdown_timeout`; log what was lost.
+
+        At the exit of the process, the SDK shuts its providers down one after the other. Then `shutdown_timeout` is the
+        bound of all exporters together, and includes their last flush.
+        """
         with self._starting:
             was_closed, self.is_closed = self.is_closed, True
             self._end_spare()
@@ -309,7 +315,9 @@ class SignalExporter(ProcessListener):
             return
         with suppress_instrumentation():
             if self._sender is not None:
-                self._sender.close(max(0.0, min(timeout, self.options.shutdown_timeout)))
+                bound = seconds_to_close(self.options.shutdown_timeout, global_providers.open_count + 1)
+                with counted_at_exit():
+                    self._sender.close(max(0.0, min(timeout, bound)))
             if self.counts().lost:
                 self._log_losses()
 

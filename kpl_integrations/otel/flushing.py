@@ -63,6 +63,11 @@ class _GlobalProviders(ProcessListener):
         if _VARIABLES[exporter.signal] not in os.environ:
             self.confirm_flushes(exporter.signal)
 
+    @property
+    def open_count(self) -> int:
+        """Return how many exporters are not shut down."""
+        return sum(not each.is_closed for reference in tuple(self._exporters) if (each := reference()) is not None)
+
     def confirm_flushes(self, signal: Signal) -> None:
         """Let the global provider's `force_flush` wait for all exporters of `signal`, once it is set."""
         confirm_flushes(_PROVIDERS[signal](), signal, lambda: self._open(signal))

@@ -39,6 +39,7 @@ GUNICORN = (
     "--chdir",
     str(PROGRAMS),
 )
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
 INSTRUMENT = str(Path(sys.executable).parent / "opentelemetry-instrument")
 
 
@@ -167,6 +168,18 @@ def test_an_endpoint_that_does_not_answer_delays_the_end_by_seconds_only(tmp_pat
             began = time.monotonic()
             assert ask_and_end(running, url, signal.SIGTERM) == -signal.SIGTERM
             assert time.monotonic() - began < SECONDS / 2
+
+
+def test_the_time_of_one_shutdown_is_the_deadline_of_all_three_signals_at_exit():
+    """It was 0.7 of it for the flush, and then one for each provider that the SDK shuts down."""
+    with black_hole() as endpoint:
+        ended = run("otel/programs/three_signals.py", endpoint, "3000", more=CREDENTIALS)
+        took = time.monotonic() - float(ended.stdout)
+    assert ended.returncode == 0
+    # All three were cut off, and each says so.
+    for noun in ("spans", "log records", "data points"):
+        assert f"kpl_integrations.otel: {noun} to stream 'telemetry'" in ended.stderr
+    assert 2.0 < took < 6.0, took
 
 
 def everything_arrived(kinesis: ThreadedLocalKinesis, requests: int = REQUESTS) -> None:
