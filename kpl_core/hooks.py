@@ -82,11 +82,15 @@ class ShardRateChanged(msgspec.Struct, frozen=True):
 
 
 class BreakerChanged(msgspec.Struct, frozen=True):
-    """A circuit breaker changed its state. `shard_id` is "" for the breaker of the whole stream."""
+    """A circuit breaker changed its state. `shard_id` is "" for the breaker of the whole stream.
+
+    `error_code` is that of the last failure, "" if there was none: `Internal` for no connection and no valid answer.
+    """
 
     stream: str
     shard_id: str
     state: Literal["closed", "open", "half_open"]
+    error_code: str = ""
 
 
 class CoordinatorMet(msgspec.Struct, frozen=True):

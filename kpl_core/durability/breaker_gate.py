@@ -20,7 +20,7 @@ from kpl_core.pipeline.stages import Passage, SpoolState
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
-from kpl_core.records.record_result import BREAKER_OPEN, Attempt
+from kpl_core.records.record_result import BREAKER_OPEN, INTERNAL, RECORD_COUNT_MISMATCH, Attempt
 from kpl_core.records.user_record import Tier
 
 # The name of the breaker of the whole stream. Records without a predicted shard belong to it too.
@@ -48,6 +48,8 @@ class BreakerGate:
         self.breakers: dict[str, CircuitBreaker] = {WHOLE_STREAM: CircuitBreaker(policy)}
         self._reserved: dict[str, TokenBucket] = {}
         self._reported: dict[str, BreakerState] = {}
+        # The code of the last failure that each breaker counted.
+        self._last_codes: dict[str, str] = {}
         # True while all breakers are closed and `take_ready` has reported that. Only an answer ends it.
         self._is_quiet = True
         # Requests that failed as a whole since the last answer, and the records of those that are not counted yet.
@@ -136,6 +138,8 @@ class BreakerGate:
         sent = len(request.records)
         if isinstance(answer, RequestFailure) or len(answer) != sent:
             if not isinstance(answer, RequestFailure) or self._is_retryable(answer.code):
+                code = answer.code if isinstance(answer, RequestFailure) else RECORD_COUNT_MISMATCH
+                self._last_codes[WHOLE_STREAM] = code
                 self._failures += 1
                 self._not_counted += sent
                 is_closed = self.breakers[WHOLE_STREAM].state(now) is BreakerState.CLOSED
@@ -151,7 +155,9 @@ class BreakerGate:
             if count is None:
                 count = counts[name] = [0, 0]
             if entry.error_code or not entry.sequence_number:
-                count[1] += self._is_retryable(entry.error_code or "")
+                if self._is_retryable(entry.error_code or ""):
+                    count[1] += 1
+                    self._last_codes[name] = entry.error_code or INTERNAL
             elif record.predicted_shard in {None, entry.shard_id}:
                 count[0] += 1
         # Any answer is a success for the stream as a whole, also if it refuses records of single shards.
@@ -185,6 +191,7 @@ class BreakerGate:
             del self.breakers[name]
             self._reserved.pop(name, None)
             self._reported.pop(name, None)
+            self._last_codes.pop(name, None)
 
     def take_ready(self, now: float) -> list[KinesisRecord]:
         """Let time pass; remove and return the records that may be decided about again."""
@@ -196,7 +203,8 @@ class BreakerGate:
                 self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
                 if self._reported.get(name, BreakerState.CLOSED) is not state:
                     self._reported[name] = state
-                    self._facts.append(BreakerChanged(self._stream, name, state.value))
+                    code = self._last_codes.get(name, "")
+                    self._facts.append(BreakerChanged(self._stream, name, state.value, code))
                     if state is BreakerState.CLOSED:
                         ready += self._take_waiting_for(name)
         if self._waiting.next_at <= now:

@@ -1,7 +1,8 @@
 """Starlette and FastAPI run `def` routes and dependencies in threads: they put too, with and without an outbox."""
 
-from collections.abc import Callable
-from typing import Annotated, cast
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, cast
 
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
@@ -57,6 +58,34 @@ def test_a_sync_route_puts(kinesis_double: KinesisDouble, *, outbox: bool) -> No
     numbers = [1, 2] if outbox else [1, 13, 2]
     expected = {text % number for number in numbers for text in (b"audit %d", b"order %d")}
     assert {record.data for record in kinesis_double.user_records("orders")} == expected
+
+
+# FastAPI 0.121 brought scopes. Before 0.118 every dependency ended before the response.
+HAS_SCOPES = "scope" in inspect.signature(Depends).parameters
+
+
+@pytest.mark.parametrize(
+    ("options", "published"), [({"scope": "function"}, 0), ({}, 1)] if HAS_SCOPES else [({}, 0)], ids=str
+)
+def test_the_scope_of_a_dependency_decides_whether_its_failed_commit_discards_the_records(
+    kinesis_double: KinesisDouble, options: dict[str, Any], published: int
+) -> None:
+    app = FastAPI(lifespan=KinesisLifespan())
+    app.add_middleware(RequestOutboxMiddleware)
+
+    def committing() -> Iterator[None]:
+        yield
+        message = "the commit fails"
+        raise RuntimeError(message)
+
+    @app.post("/orders", dependencies=[Depends(committing, **options)])
+    def order(producer: ProducerDep) -> None:
+        _ = producer.put_nowait("orders", partition_key="42", data=b"order")
+
+    with TestClient(app, raise_server_exceptions=False) as client:
+        # After a response that has begun, the test client sees its status.
+        assert client.post("/orders").status_code == (200 if published else 500)
+    assert len(kinesis_double.user_records("orders")) == published
 
 
 def test_a_sync_route_waits_for_its_result(kinesis_double: KinesisDouble) -> None:

@@ -23,6 +23,7 @@ from kpl_core import (
     UserRecord,
 )
 from kpl_core.hooks import BreakerChanged
+from kpl_core.records.record_result import INTERNAL
 from kpl_integrations.ingest.admission.refusals import (
     DrainRate,
     Refusal,
@@ -40,6 +41,8 @@ WHOLE_STREAM: Final = ""
 # the average rate; the strictest step first.
 SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
 _SHEDDER_INTERVAL_SECONDS: Final = 0.25
+# The producer's own codes in the words of a client. Others are Kinesis' own.
+_CAUSES: Final = {INTERNAL: "no connection, or no valid answer in time"}
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -123,7 +126,8 @@ class Admission:
         self._acknowledge = acknowledge
         self._clock = clock
         self._breaker_seconds = breaker_seconds
-        self._open_breakers: set[str] = set()
+        # By stream, the code of the error that opened its circuit breaker.
+        self._open_breakers: dict[str, str] = {}
         # With a spool that can store, an open circuit breaker is no reason to reject: the records are spilled to disk.
         self._spool = producer.spool_state
         self._drain_rate = DrainRate(clock())
@@ -135,7 +139,10 @@ class Admission:
     def __call__(self, fact: Fact) -> None:
         """Remember the state of circuit breakers; a hook of the producer."""
         if isinstance(fact, BreakerChanged) and fact.shard_id == WHOLE_STREAM:
-            (self._open_breakers.add if fact.state == "open" else self._open_breakers.discard)(fact.stream)
+            if fact.state == "open":
+                self._open_breakers[fact.stream] = fact.error_code
+            else:
+                self._open_breakers.pop(fact.stream, None)
 
     def now(self) -> float:
         """Return the time on the producer's clock."""
@@ -299,7 +306,10 @@ class Admission:
         is_critical = account.tenant.tier == "critical"
         can_spill = keep and self._spool is not None and self._spool.can_store
         if stream in self._open_breakers and not can_spill and not is_critical:
-            detail = f"the circuit breaker of stream {stream} is open, because Kinesis rejects its records"
+            code = self._open_breakers[stream]
+            # A tenant learns the code alone: messages name endpoints and roles.
+            cause = f"requests to Kinesis fail ({_CAUSES.get(code, code)})" if code else "requests to Kinesis fail"
+            detail = f"the circuit breaker of stream {stream} is open, because {cause}"
             raise Refused(Refusal.BREAKER_OPEN, detail, retry_after=self._breaker_seconds)
         if (account.share_schedule and account.share_schedule.is_reserved(now)) or (
             not is_critical and self._load_shedder.rejects(account, now)

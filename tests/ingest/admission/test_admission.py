@@ -11,7 +11,7 @@ import http_sf
 import pytest
 
 from kpl_core import SpoolOptions
-from kpl_core.testing import ErrorAnswer, When
+from kpl_core.testing import Effect, ErrorAnswer, FakeKinesis, FakeTransport, ResetBeforeCommit, When
 from kpl_integrations.ingest import REFUSALS, IngestGateway, Refusal, load_settings
 from kpl_integrations.ingest.http.answers import REGISTERED_TYPES
 from kpl_integrations.ingest.http.request_head import VERIFIED
@@ -301,3 +301,23 @@ async def test_bad_records_are_named_by_index_and_field():
             {"index": 3, "field": "data", "detail": answer.json()["errors"][1]["detail"]},
         ]
         assert answer.json()["error_count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (ResetBeforeCommit(), "no connection, or no valid answer in time"),
+        (ErrorAnswer("ServiceUnavailable", "role arn:aws:iam::1:role/secret"), "ServiceUnavailable"),
+    ],
+)
+async def test_the_refusal_of_an_open_breaker_names_the_cause(fault: Effect, cause: str) -> None:
+    """It said "because Kinesis rejects its records" where no connection was possible."""
+    transport = FakeTransport(FakeKinesis({STREAM: 1}))
+    async with open_gateway(transport, KnownTenants(*TENANTS), aggregation_enabled=False) as gateway:
+        transport.kinesis.faults.add(fault, When(operation="PutRecords"))
+        client = Client(gateway, "acme")
+        while (answer := await client.post(records(20))).status == 202:  # noqa: ASYNC110 - what it polls is under test
+            await anyio.sleep(0.1)
+    assert answer.json()["detail"] == (
+        f"the circuit breaker of stream {STREAM} is open, because requests to Kinesis fail ({cause})"
+    )
