@@ -209,8 +209,8 @@ def test_a_number_that_json_cannot_express_is_an_error(number: float) -> None:
         (float, number),
         (dict, {"a": [{"b": number}], "text": "null"}),
         (OrderStruct, OrderStruct("c", cast("Any", number))),
-        (Reading, Reading(celsius=number)),
-        (dict, {"model": Reading(celsius=number)}),
+        (Reading, Reading(temp=number)),
+        (dict, {"model": Reading(temp=number)}),
     ):
         with pytest.raises(ValueError, match=r"JSON cannot express this value .*encoder='msgpack'"):
             topic(kind).record(value)
