@@ -42,6 +42,8 @@ _NO_ACCOUNT = {
 
 
 _UNSTEADY = tomllib.loads(Path(__file__).with_name("unsteady.toml").read_text(encoding="utf-8"))
+# Without such tests it would cost each test a message between processes.
+pytest_plugins = ["pytest_rerunfailures"] if _UNSTEADY.get("unsteady") else []
 
 
 @pytest.hookimpl(wrapper=True)

@@ -186,7 +186,7 @@ class Trial:
             "-p",
             "no:cacheprovider",
             "-p",
-            "no:xdist",
+            "no:xdist.plugin",
             f"--basetemp={self.folder / 'tmp'}",
         ]
         options += ["-x"] if self.stop_at_first else []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings as hypothesis_settings, strategies as st
+from hypothesis import strategies as st
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -20,6 +20,7 @@ from kpl_integrations.ingest.decoding.otlp_body import PROTOBUF
 from kpl_integrations.ingest.openapi import openapi_document, protocol_paths
 from kpl_integrations.ingest.tenants import SIGNALS, OpenTenants, Tenant
 from kpl_integrations.kinesis_protocol.wire import JSON_CONTENT_TYPE
+from tests.ingest.app.described_path import check_path
 from tests.support.running_gateway import RunningGateway, running_gateway
 
 schemathesis.serializer.alias(JSON_CONTENT_TYPE, "application/json")
@@ -30,13 +31,6 @@ schemathesis.openapi.media_type(
 )
 
 SCHEMA = schemathesis.openapi.from_dict({**openapi_document(load_settings()), "paths": protocol_paths()})
-QUICKLY = hypothesis_settings(
-    max_examples=6,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +40,17 @@ def gateway() -> Iterator[RunningGateway]:
         yield running
 
 
-@SCHEMA.exclude(path="/").parametrize()
-@QUICKLY
-def test_schemathesis_finds_nothing_at_otlp(case: "Case[Any]", gateway: RunningGateway) -> None:
-    # The gateway accepts partition keys outside ASCII, which the description leaves out.
-    response = case.call(base_url=gateway.url, timeout=20)
-    case.validate_response(response, excluded_checks=[negative_data_rejection])
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_schemathesis_finds_nothing_at_otlp(signal: str, gateway: RunningGateway) -> None:
+    def check(case: "Case[Any]") -> None:
+        # The gateway accepts partition keys outside ASCII, which the description leaves out.
+        response = case.call(base_url=gateway.url, timeout=20)
+        case.validate_response(response, excluded_checks=[negative_data_rejection])
+
+    check_path(SCHEMA, f"/v1/{signal}", check, max_examples=6)
 
 
-@SCHEMA.include(path="/").parametrize()
-@QUICKLY
-def test_schemathesis_finds_no_undescribed_answer_at_the_kinesis_api(
-    case: "Case[Any]", gateway: RunningGateway
-) -> None:
+def test_schemathesis_finds_no_undescribed_answer_at_the_kinesis_api(gateway: RunningGateway) -> None:
     # Bodies are not described, because they depend on the operation and AWS documents them.
     checks: list[Any] = [
         not_a_server_error,
@@ -66,4 +58,8 @@ def test_schemathesis_finds_no_undescribed_answer_at_the_kinesis_api(
         content_type_conformance,
         response_schema_conformance,
     ]
-    case.validate_response(case.call(base_url=gateway.url, timeout=20), checks=checks)
+
+    def check(case: "Case[Any]") -> None:
+        case.validate_response(case.call(base_url=gateway.url, timeout=20), checks=checks)
+
+    check_path(SCHEMA, "/", check, max_examples=6)
