@@ -12,9 +12,11 @@ A module that uses asyncio's sockets returns "asyncio" there.
 
 import gc
 import os
+import sys
 import tomllib
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -101,6 +103,24 @@ def _no_real_account() -> Iterator[None]:
             environment.delenv(name)
         for name, value in _NO_ACCOUNT.items():
             environment.setenv(name, value)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _service_models_are_parsed_once() -> Iterator[None]:
+    """Let botocore parse each of its JSON files once in a process. Each new session parses 300 KB of them otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        if loaders := sys.modules.get("botocore.loaders"):
+            load_file, parsed = loaders.JSONFileLoader.load_file, dict[str, Any]()
+
+            def load_once(self: object, path: str) -> Any:
+                if (found := parsed.get(path)) is None:
+                    found = load_file(self, path)
+                    if found is not None:  # a missing file may appear later
+                        parsed[path] = found
+                return found
+
+            patch.setattr(loaders.JSONFileLoader, "load_file", load_once)
         yield
 
 

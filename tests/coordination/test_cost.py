@@ -23,6 +23,7 @@ def test_the_documented_table_agrees_with_the_counted_calls(workers: int) -> Non
     assert cells == pytest.approx(counted, rel=0.1, abs=0.1)
 
 
+@pytest.mark.long
 def test_a_calm_fleet_writes_and_reads_less_than_one_without_unassigned_capacity() -> None:
     calm, busy = measured(100, is_busy=False), measured(100, is_busy=True)
     assert calm.puts <= 0.2 * busy.puts
@@ -30,6 +31,7 @@ def test_a_calm_fleet_writes_and_reads_less_than_one_without_unassigned_capacity
     assert calm.dynamodb <= 0.3 * busy.dynamodb
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_busy", [False, True], ids=["calm", "busy"])
 def test_the_cost_per_worker_does_not_grow_from_100_to_200_workers(is_busy: bool) -> None:
     small, large = measured(100, is_busy=is_busy), measured(200, is_busy=is_busy)
@@ -45,6 +47,7 @@ def test_the_cost_per_worker_of_a_calm_fleet_does_not_grow_from_20_to_100_worker
     assert large.dynamodb <= 5.0 * small.dynamodb
 
 
+@pytest.mark.long
 def test_a_worker_of_a_busy_fleet_above_20_reads_its_part_besides_the_head() -> None:
     """Up to 20 workers the head contains everything; above 20, a new plan takes two reads. DynamoDB charges by size."""
     small, large = measured(20, is_busy=True), measured(100, is_busy=True)

@@ -13,7 +13,7 @@ from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.hooks import CoordinatorMet, Fact, RequestCompleted, ShareChanged
 from tests.support.producer_scene import AT_A_TENTH, STREAM, TENTH, Watched, service
-from tests.support.virtual_time import Backend
+from tests.support.virtual_time import Backend, virtual_time_backend
 
 pytestmark = pytest.mark.anyio
 SECONDS = 12.0
@@ -22,8 +22,9 @@ RECORDS_PER_SECOND = TENTH.records_per_second_per_shard
 
 
 @pytest.fixture
-def anyio_backend(virtual_time_backend: Backend) -> Backend:
-    return virtual_time_backend
+def anyio_backend() -> Backend:
+    """A fleet takes a second of CPU time. test_bad_stores.py runs the workers on both backends."""
+    return virtual_time_backend("asyncio")
 
 
 class Virtual(MemoryStore):

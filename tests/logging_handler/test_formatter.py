@@ -183,6 +183,7 @@ VALUES = st.recursive(
     lambda inner: (
         st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner) | st.builds(Held, inner)
     ),
+    max_leaves=20,
 )
 
 

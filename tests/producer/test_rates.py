@@ -23,8 +23,15 @@ from tests.support.producer_scene import (
     service,
     unmetered,
 )
+from tests.support.virtual_time import Backend, virtual_time_backend
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    """Thousands of records for a rate that the machines decide. The other tests of the folder run on both backends."""
+    return virtual_time_backend("asyncio")
 
 
 @pytest.mark.parametrize("throttling", [True, False])

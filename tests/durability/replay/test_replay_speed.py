@@ -19,14 +19,15 @@ from tests.durability.replay.replay_scene import (
     replaying,
     seconds_until_replayed,
 )
-from tests.support.virtual_time import Backend
+from tests.support.virtual_time import Backend, virtual_time_backend
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend(virtual_time_backend: Backend) -> Backend:
-    return virtual_time_backend
+def anyio_backend() -> Backend:
+    """Thousands of records for a rate that the machines decide. The other tests of the folder run on both backends."""
+    return virtual_time_backend("asyncio")
 
 
 def service(shards: int = 4, **options: Any) -> FakeTransport:
