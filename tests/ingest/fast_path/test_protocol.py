@@ -16,6 +16,7 @@ from kpl_integrations.ingest.serving import GatewayServer
 from tests.ingest.scene import JSON, STREAM, gateway_of, kinesis
 from tests.ingest.served import served, spoken
 from tests.support.producer_scene import stored
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"
@@ -106,13 +107,19 @@ async def test_requests_behind_a_pending_answer_are_answered_after_it(pause):
             assert said.count(b'"delivered":1') == 2 + bool(first)
 
 
+def accepted(gateway: IngestGateway) -> int:
+    account = gateway.opened.accounts.find("local")
+    return 0 if account is None else account.accepted_records
+
+
 async def test_a_client_that_leaves_does_not_disturb_its_records(caplog):
     transport = kinesis()
-    async with served(gateway_of(transport)) as server:
+    gateway = gateway_of(transport)
+    async with served(gateway) as server:
         await spoken(server, request(), LAST)
         _, writer = await asyncio.open_connection(*address_of(server))
         writer.write(DELIVERED)
-        await asyncio.sleep(0.01)
+        await until(lambda: accepted(gateway) == 2)
         writer.transport.abort()
         await spoken(server, DELIVERED, LAST)
     assert len(stored(transport, STREAM)) == 3
@@ -125,7 +132,7 @@ async def test_a_shutdown_delivers_the_records_and_sends_the_pending_answers():
         await spoken(server, request(), LAST)
         reader, writer = await asyncio.open_connection(*address_of(server))
         writer.write(DELIVERED)
-        await asyncio.sleep(0.05)
+        await until(lambda: accepted(gateway) == 2)
     assert (await asyncio.wait_for(reader.read(), 1.0)).startswith(b"HTTP/1.1 200")
     writer.close()
 

@@ -13,6 +13,7 @@ from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
 from tests.ingest.scene import JSON, STREAM, Client, gateway_of, kinesis, open_gateway
 from tests.ingest.served import connected, served, spoken
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"
@@ -192,7 +193,7 @@ async def test_a_connection_that_awaits_its_answer_is_not_closed_for_new_ones(
         waiting = [await connected() for _ in range(18)]
         for _, writer in waiting:
             writer.write(post(f"content-length: {len(ONE)}") + ONE)
-        await asyncio.sleep(0.1)
+        await until(lambda: (account := gateway.opened.accounts.find("a")) and account.accepted_records == len(waiting))
         new = [await connected() for _ in range(30)]
         said = await asyncio.wait_for(asyncio.gather(*[reader.read() for reader, _ in waiting]), 10)
         assert [each[:12] for each in said] == [b"HTTP/1.1 200"] * len(waiting)
@@ -222,7 +223,7 @@ async def test_metrics_have_no_stream_names_with_control_characters() -> None:
         for character in "\x00\x1b\x7f\x85\u202e":
             stream = f"arn:aws:kinesis:us-east-1:123456789012:stream/a{character}b"
             assert (await client.post({"data": "x"}, stream=stream)).status == 404
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # for a lookup, if one began
         metrics = (await client.get("/metrics")).body.decode()
         assert [each for each in metrics if not (each.isprintable() or each == "\n")] == []
         assert "stream/a" not in metrics
