@@ -113,6 +113,7 @@ def local(
         list[str] | None,
         typer.Option(metavar="NAME[:SHARDS]", help="An initial stream; may be repeated.  \\[default: demo:4]"),
     ] = None,
+    allow_host: AllowedHosts = None,
 ) -> None:
     """Run a Kinesis on this machine until Ctrl-C: no account, the real limits, data in memory only.
 
@@ -120,7 +121,7 @@ def local(
     """
     from kpl_integrations.cli.local import serve  # noqa: PLC0415
 
-    run(serve, port, stream or ["demo:4"])
+    run(serve, port, stream or ["demo:4"], allow_host or ())
 
 
 @app.command()

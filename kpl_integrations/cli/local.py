@@ -45,12 +45,12 @@ In Python:
 """
 
 
-async def serve(port: int, wanted: Sequence[str]) -> ExitCode:
+async def serve(port: int, wanted: Sequence[str], allow_hosts: Sequence[str] = ()) -> ExitCode:
     """Serve until SIGINT or SIGTERM, which is its normal end: status 0."""
     streams = streams_of(wanted)
 
     async def listening() -> None:
-        async with local_kinesis(streams, port=port) as server:
+        async with local_kinesis(streams, port=port, allow_hosts=allow_hosts) as server:
             url = server.endpoint_url
             described = ", ".join(
                 f"stream {name} ({count} {'shard' if count == 1 else 'shards'})" for name, count in streams.items()
@@ -65,7 +65,9 @@ async def serve(port: int, wanted: Sequence[str]) -> ExitCode:
 
 
 @asynccontextmanager
-async def local_kinesis(streams: Mapping[str, int], *, port: int = 0) -> AsyncIterator[LocalKinesis]:
+async def local_kinesis(
+    streams: Mapping[str, int], *, port: int = 0, allow_hosts: Sequence[str] = ()
+) -> AsyncIterator[LocalKinesis]:
     """Run a Kinesis on loopback.
 
     Raises:
@@ -73,7 +75,7 @@ async def local_kinesis(streams: Mapping[str, int], *, port: int = 0) -> AsyncIt
     """
     async with AsyncExitStack() as stack:
         try:
-            server = await stack.enter_async_context(LocalKinesis(streams, port=port))
+            server = await stack.enter_async_context(LocalKinesis(streams, port=port, allow_hosts=allow_hosts))
         except OSError as error:
             raise port_failure(error, "127.0.0.1", port) from error
         except KinesisError as error:

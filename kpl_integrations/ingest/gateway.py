@@ -24,6 +24,7 @@ from kpl_core.event_loop import running_clock
 from kpl_core.hooks import CoordinatorMet, RecordsFinished
 from kpl_core.transport.transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.host_names import HostNames
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttempts, SharedRoom
@@ -53,7 +54,7 @@ from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.cors import CrossOrigin
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
-from kpl_integrations.ingest.http.request_head import HostNames, RecordsHead
+from kpl_integrations.ingest.http.request_head import RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
 from kpl_integrations.ingest.parts.watch import PartsWatch
@@ -325,7 +326,7 @@ class IngestGateway:
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._hosts is not None and not self._hosts.allow(scope["headers"]):
+        if not self._is_for_this_host(scope["headers"]):
             await send_refusal(send, Refused(Refusal.HOST, _OTHER_HOST), self.tally)
             return
         path: str = scope["path"] or "/"
@@ -353,7 +354,12 @@ class IngestGateway:
         """Return the parsed head of a POST; see `SyncAnswerer`. Answers to web pages have further header fields."""
         if self._cors is not None and self._cors.allowed(headers) is not None:
             return None
-        return sync_head(target, headers) if self._hosts is None or self._hosts.allow(headers) else None
+        return sync_head(target, headers) if self._is_for_this_host(headers) else None
+
+    def _is_for_this_host(self, headers: Headers) -> bool:
+        if self._hosts is None:
+            return True
+        return self._hosts.allow(value.decode("latin-1") for name, value in headers if name == b"host")
 
     def tenant_of(self, head: RecordsHead) -> Tenant | None:
         """Return the tenant of a request with valid credentials; see `SyncAnswerer`."""

@@ -40,6 +40,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="retention of records (default: %(default)s)",
     )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a Host name to answer to besides loopback names and addresses; may be repeated",
+    )
     return parser
 
 
@@ -61,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host=options.host,
         port=options.port,
         enforce_limits=not options.no_limits,
+        allow_hosts=options.allow_host,
         limits=ServiceLimits(retention_seconds=options.retention),
     )
     asyncio.run(_serve(server))

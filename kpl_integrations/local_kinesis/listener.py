@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecordsEntry, RequestPlan
+from kpl_integrations.host_names import HostNames
 from kpl_integrations.kinesis_protocol.requests import ListShards, PutRecords, RequestRefused, StreamRequest
 from kpl_integrations.kinesis_protocol.wire import Wire, error_body, operation_of, request_of, wire_of
 from kpl_integrations.local_kinesis.operations import answer
@@ -27,6 +28,7 @@ _GRACE_SECONDS: Final = 0.5
 _LINGER_ZERO: Final = struct.pack("ii", 1, 0)  # close with RST instead of FIN
 _TOO_LARGE: Final = 413
 _WRONG_METHOD: Final = 405
+_FORBIDDEN: Final = 403
 
 
 class _Request(web.BaseRequest):
@@ -44,13 +46,14 @@ class _Reset(Exception):  # noqa: N818 - never leaves this file
 class Listener:
     """One HTTP server. It can refuse connections and listen again, to simulate a service that is down.
 
-    `clock` gives the current time; `closing` ends latencies and hangs early.
+    `clock` gives the current time; `closing` ends latencies and hangs early. Requests to other `hosts` get 403.
     """
 
     fake: FakeKinesis
     clock: Clock
     host: str
     port: int
+    hosts: HostNames
 
     def __post_init__(self) -> None:
         self.closing = asyncio.Event()
@@ -110,6 +113,7 @@ class Listener:
         wire = wire_of(None)
         try:
             wire = wire_of(headers.get("Content-Type"))
+            self._require_known_host(headers.getall("Host", ()))
             body = await self._body(request)
             operation = operation_of(headers.get("X-Amz-Target"))
             parsed = request_of(wire, operation, body)
@@ -121,6 +125,16 @@ class Listener:
         except (ConnectionError, web.RequestPayloadError):
             pass  # the client disconnected before the body was complete
         return web.Response()  # aiohttp discards it, because the connection is closed
+
+    def _require_known_host(self, hosts: Sequence[str]) -> None:
+        if not self.hosts.allow(hosts):
+            name = ", ".join(hosts)[:128]
+            message = (
+                f"The Host {name!r} is neither a loopback name nor an IP address. Web pages may not reach this Kinesis "
+                "by a name of their own (DNS rebinding). If the name is this machine's, start it with "
+                "--allow-host NAME, or LocalKinesis(allow_hosts=[NAME])."
+            )
+            raise RequestRefused("AccessDeniedException", message, status=_FORBIDDEN)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         if request.method != "POST":

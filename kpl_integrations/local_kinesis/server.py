@@ -4,7 +4,8 @@
         config = Config(region="us-east-1", endpoint_url=kinesis.endpoint_url, ...)
 
 Credentials are not checked, so every client that reaches the port has full access. It listens on 127.0.0.1
-unless `host` says otherwise.
+unless `host` says otherwise. A web page could reach it through your browser (DNS rebinding), so it answers only
+requests whose Host is a loopback name, an IP address, `host` or one of `allow_hosts`.
 """
 
 import asyncio
@@ -21,11 +22,14 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from kpl_core.testing import FakeKinesis, Faults, ServiceDurations, ServiceLimits
+from kpl_integrations.host_names import HostNames
 
 if TYPE_CHECKING:
     from kpl_integrations.local_kinesis.listener import Clock, Listener
 
 _PROCESS_STOP_SECONDS: Final = 5.0
+# Of a stream given by its name only.
+_SHARDS: Final = 4
 _STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 _Result = TypeVar("_Result")
@@ -51,9 +55,9 @@ class LocalKinesis:
     """The local Kinesis as an asyncio HTTP server.
 
     Args:
-        streams: initial streams, name -> shards, or names with `shards` each.
-        shards: shards of a stream given by name only.
+        streams: initial streams, name -> shards, or names with 4 shards each.
         host, port: address to listen on; port 0 selects a free port.
+        allow_hosts: names of this machine in URLs, such as a container's, besides loopback names and addresses.
         enforce_limits: throttle the shards' writes like the service.
         limits, durations: other quotas, and how long changes of a stream take.
         clock: seconds; the running loop's time by default.
@@ -66,9 +70,9 @@ class LocalKinesis:
         self,
         streams: Mapping[str, int] | Iterable[str] = ("demo",),
         *,
-        shards: int = 4,
         host: str = "127.0.0.1",
         port: int = 0,
+        allow_hosts: Iterable[str] = (),
         enforce_limits: bool = True,
         limits: ServiceLimits | None = None,
         durations: ServiceDurations | None = None,
@@ -79,10 +83,11 @@ class LocalKinesis:
         if isinstance(streams, str):
             message = f"streams is the text {streams!r}; give a mapping of names to shards, or a list of names"
             raise TypeError(message)
-        named = dict(streams) if isinstance(streams, Mapping) else dict.fromkeys(streams, shards)
+        named = dict(streams) if isinstance(streams, Mapping) else dict.fromkeys(streams, _SHARDS)
         self._new_fake = partial(FakeKinesis, named, enforce_limits=enforce_limits, limits=limits, durations=durations)
         self._host = host
         self._port = port
+        self._allow_hosts = (host, *allow_hosts)
         self._clock = clock
         self._running: Listener | None = None
 
@@ -128,7 +133,7 @@ class LocalKinesis:
 
         clock = self._clock or asyncio.get_running_loop().time
         fake = self._new_fake(epoch=time.time() - clock(), now=clock())
-        listener = Listener(fake, clock, self._host, self._port)
+        listener = Listener(fake, clock, self._host, self._port, HostNames(self._allow_hosts, any_address=True))
         await listener.listen()
         self._running = listener
         return self

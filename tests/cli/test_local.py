@@ -4,6 +4,7 @@ import sys
 import textwrap
 
 import boto3
+import httpx
 import pytest
 
 from tests.support.kpl_process import of_program, started
@@ -19,6 +20,19 @@ def test_it_serves_any_sdk_until_sigterm():
         assert local.end(signal.SIGTERM) == 0
         assert local.stderr.read() == "stopped\n"
         assert "kpl put orders" in local.stdout.read()
+
+
+def test_another_host_is_answered_only_if_it_is_allowed():
+    with started("local", "--port", "0", "--allow-host", "kinesis", "--allow-host", "b") as local:
+        url = local.stdout.readline().split()[-1]
+        sent = {"X-Amz-Target": "Kinesis_20131202.ListStreams"}
+        answers = {
+            host: httpx.post(url, headers=sent | {"Host": host}, content=b"{}", timeout=20)
+            for host in ("kinesis:4567", "b", "evil.example")
+        }
+        assert [answer.status_code for answer in answers.values()] == [200, 200, 403]
+        assert "start it with --allow-host NAME" in answers["evil.example"].json()["message"]
+        assert local.end(signal.SIGTERM) == 0
 
 
 @pytest.mark.long

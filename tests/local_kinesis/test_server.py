@@ -55,12 +55,40 @@ async def test_it_listens_on_loopback_only_and_on_a_free_port() -> None:
         assert len(first.fake.open_shards("demo")) == 4
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("kinesis.localhost:80", 200),
+        ("127.0.0.1:4567", 200),
+        ("[::1]:4567", 200),
+        ("10.0.0.1", 200),
+        ("kinesis:4567", 200),
+        ("KINESIS", 200),
+        ("evil.example", 403),
+        ("evil.example:4567", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+    ],
+)
+async def test_it_answers_only_to_loopback_names_addresses_and_allowed_hosts(
+    http: aiohttp.ClientSession, host: str, status: int
+) -> None:
+    """A web page that names this machine as its own server (DNS rebinding) comes under its own name."""
+    async with LocalKinesis(allow_hosts=["kinesis"]) as server:
+        sent = headers("DeleteStream") | {"Host": host}
+        async with http.post(server.endpoint_url, headers=sent, data=b'{"StreamName": "demo"}') as answer:
+            assert answer.status == status
+            assert ("--allow-host NAME" in await answer.text()) == (status == 403)
+        assert len(server.fake.list_streams(now=server.now).streams) == (1 if status == 403 else 0)
+
+
 async def test_it_can_be_started_again_with_a_fresh_state() -> None:
-    server = LocalKinesis(["a", "b"], shards=3)
+    server = LocalKinesis(["a", "b"])
     for _ in range(2):
         async with server:
             assert server.fake.records("a") == []
-            assert len(server.fake.open_shards("b", now=server.now)) == 3
+            assert len(server.fake.open_shards("b", now=server.now)) == 4
             server.fake.put_records("a", [("k", None, b"")], now=server.now)
     assert repr(server) == "<LocalKinesis not running>"
 
@@ -184,7 +212,7 @@ async def test_a_truncated_request_does_not_affect_others(
 ) -> None:
     port = int(server.endpoint_url.rpartition(":")[2])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\nContent-Type: " + JSON.encode())
+    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\nContent-Type: " + JSON.encode())
     writer.write(b"\r\nX-Amz-Target: Kinesis_20131202.PutRecords\r\n\r\n" + b'{"Records":[')
     await writer.drain()
     assert await _status(http, server.endpoint_url) == 200
@@ -246,7 +274,8 @@ def test_the_thread_ends_while_a_request_hangs() -> None:
         port = int(kinesis.endpoint_url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as hanging:
             head = (
-                f"POST / HTTP/1.1\r\nHost: k\r\nContent-Type: {JSON}\r\nX-Amz-Target: Kinesis_20131202.ListStreams\r\n"
+                f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\n"
+                "X-Amz-Target: Kinesis_20131202.ListStreams\r\n"
             )
             hanging.sendall(f"{head}Content-Length: 2\r\n\r\n{{}}".encode())
             while not hang.fired:

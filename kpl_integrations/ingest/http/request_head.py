@@ -1,6 +1,5 @@
 """The head of a request: which heads are refused, header fields by name, and the options `ack` and `partial`."""
 
-import ipaddress
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -95,34 +94,6 @@ def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | 
     if hosts > 1 or (not hosts and version == "1.1"):
         return 400
     return 501 if codings and codings != [b"chunked"] else None
-
-
-class HostNames:
-    """The names that the gateway answers to: those given, and the loopback names and addresses.
-
-    A web page can make a browser send requests to this machine under the page's own name (DNS rebinding). The
-    browser then sends that name as Host. Requests without Host, which no browser sends, are allowed.
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = frozenset(name.strip().lower() for name in names)
-
-    def allow(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Return True if the Host field of these header fields is one of the names, or missing."""
-        return all(self._is_known(value.decode("latin-1")) for name, value in headers if name == b"host")
-
-    def _is_known(self, host: str) -> bool:
-        name = host.lower().strip()
-        if name.startswith("["):
-            name = name[1:].partition("]")[0]
-        elif name.count(":") == 1:
-            name = name.partition(":")[0]
-        if name in self._names or name == "localhost" or name.endswith(".localhost"):
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
 
 
 class RecordsHead(msgspec.Struct, frozen=True, gc=False):
