@@ -29,6 +29,7 @@ _LINGER_ZERO: Final = struct.pack("ii", 1, 0)  # close with RST instead of FIN
 _TOO_LARGE: Final = 413
 _WRONG_METHOD: Final = 405
 _FORBIDDEN: Final = 403
+_ACCESS_DENIED: Final = "AccessDeniedException"
 
 
 class _Request(web.BaseRequest):
@@ -134,7 +135,7 @@ class Listener:
                 "by a name of their own (DNS rebinding). If the name is this machine's, start it with "
                 "--allow-host NAME, or LocalKinesis(allow_hosts=[NAME])."
             )
-            raise RequestRefused("AccessDeniedException", message, status=_FORBIDDEN)
+            raise RequestRefused(_ACCESS_DENIED, message, status=_FORBIDDEN)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         if request.method != "POST":

@@ -9,6 +9,7 @@ that disconnects, or a cancelled task, changes nothing.
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, Final, Literal, TypeVar
 
 from kpl_core import (
@@ -37,6 +38,8 @@ from kpl_integrations.ingest.decoding.decoded import Pairs
 
 AdmissionState = Literal["open", "draining", "closed"]
 WHOLE_STREAM: Final = ""
+# The number of user records in each record of a request; None: one in each.
+Counts = Sequence[int] | None
 # The share of the buffer that is used behind the fair queue, and the most a tenant may then send, as a multiple of
 # the average rate; the strictest step first.
 SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
@@ -163,11 +166,13 @@ class Admission:
         aggregate: bool = True,
         keep: bool = True,
         durable: bool = False,
+        counts: Counts = None,
     ) -> Deliveries:
         """Put all records for a tenant, or none. They are not aggregated if `aggregate` or the tenant says so.
 
         With `keep=False` the records are in memory only. Use it for clients that learn which records failed and
-        send those again. With `durable` they are in the spool, or the request is refused.
+        send those again. With `durable` they are in the spool, or the request is refused. `counts` is the number of
+        user records in each record, as the tenant's rate counts them; None: one in each.
 
         Raises:
             Refused: the request is rejected.
@@ -180,7 +185,7 @@ class Admission:
                 stream, records, flow=account.flow, tier=tier, aggregate=aggregate, keep=keep, durable=durable
             )
 
-        return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep)
+        return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep, counts=counts)
 
     def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs) -> None:
         """Put pairs of partition key and data like `put_records`, without deliveries; `begin_group` gives some.
@@ -226,6 +231,7 @@ class Admission:
         aggregate: bool = True,
         keep: bool = True,
         durable: bool = False,
+        counts: Counts = None,
     ) -> GroupPut:
         """Take room for all records, or for none, with the checks of `put_records`. The caller puts the group.
 
@@ -246,7 +252,7 @@ class Admission:
             keep=keep,
             durable=durable,
         )
-        return self._admitted(begin, account, stream, records, _bytes_of, keep=keep)
+        return self._admitted(begin, account, stream, records, _bytes_of, keep=keep, counts=counts)
 
     def _admitted(
         self,
@@ -257,16 +263,20 @@ class Admission:
         bytes_of: Callable[[Sequence[T]], int],
         *,
         keep: bool = True,
+        counts: Counts = None,
     ) -> R:
         """Make all checks, put the records, and count them."""
         now = self._clock()
-        self._require_admission(account, stream, records, bytes_of, now, keep=keep)
+        self._require_admission(account, stream, now, keep=keep, records=len(records))
+        if account.quota is not None:
+            size_bytes = bytes_of(records) if account.tenant.bytes_per_second is not None else 0
+            self._require_quota(account, _user_records(records, counts), size_bytes, now)
         try:
             result = put()
         except (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord) as error:
             count, size_bytes = len(records), bytes_of(records)
             if account.quota is not None:
-                account.quota.give_back(count, size_bytes)
+                account.quota.give_back(_user_records(records, counts), size_bytes)
             raise self._not_put(account, count, size_bytes, error, now) from error
         account.quota_schedule.take_due(now)
         account.share_schedule.take_due(now)
@@ -275,33 +285,30 @@ class Admission:
             self._acknowledge(len(records))
         return result
 
-    def give_back(self, account: TenantAccount, records: Sequence[UserRecord] | Pairs, deliveries: Deliveries) -> None:
+    def give_back(
+        self,
+        account: TenantAccount,
+        records: Sequence[UserRecord] | Pairs,
+        deliveries: Deliveries,
+        counts: Counts = None,
+    ) -> None:
         """Return the tenant's rate for those of its records that failed and are stored nowhere.
 
         Call it if the answer to a request says that its records were not delivered. `deliveries` are those of
-        `records`, in the same order.
+        `records`, in the same order, and `counts` were those of the put.
         """
         if account.quota is None:
             return
         results = [delivery.peek() for delivery in deliveries]
         unused: Any = [
-            record
-            for record, result in zip(records, results, strict=True)
+            (record, count)
+            for record, result, count in zip(records, results, counts or repeat(1, len(results)), strict=True)
             if result is not None and not result.successful and result.kept is None
         ]
-        account.quota.give_back(len(unused), _bytes_of(unused))
+        account.quota.give_back(sum(count for _, count in unused), _bytes_of([record for record, _ in unused]))
 
-    def _require_admission(
-        self,
-        account: TenantAccount,
-        stream: str,
-        records: Sequence[T],
-        bytes_of: Callable[[Sequence[T]], int],
-        now: float,
-        *,
-        keep: bool = True,
-    ) -> None:
-        """Make all checks except the room for these records, which the producer checks. Then take the rate."""
+    def _require_admission(self, account: TenantAccount, stream: str, now: float, *, keep: bool, records: int) -> None:
+        """Make all checks except the tenant's rate, and the room for these records, which the producer checks."""
         self.require_open()
         is_critical = account.tenant.tier == "critical"
         can_spill = keep and self._spool is not None and self._spool.can_store
@@ -314,10 +321,7 @@ class Admission:
         if (account.share_schedule and account.share_schedule.is_reserved(now)) or (
             not is_critical and self._load_shedder.rejects(account, now)
         ):
-            raise self._over_queue_share(account, len(records), now)
-        if account.quota is not None:
-            size_bytes = bytes_of(records) if account.tenant.bytes_per_second is not None else 0
-            self._require_quota(account, len(records), size_bytes, now)
+            raise self._over_queue_share(account, records, now)
 
     def _not_put(self, account: TenantAccount, count: int, size_bytes: int, error: Exception, now: float) -> Refused:
         """Return the refusal for an exception of the producer."""
@@ -380,6 +384,10 @@ class Admission:
         if self._drain_rate.sample_due(now):
             report = self._producer.report()
             self._drain_rate.observe(report.accepted - report.buffered, now)
+
+
+def _user_records(records: Sequence[object], counts: Counts) -> int:
+    return len(records) if counts is None else sum(counts)
 
 
 def _bytes_of_records(records: Sequence[UserRecord]) -> int:

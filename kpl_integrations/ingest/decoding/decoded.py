@@ -1,14 +1,14 @@
 """The results of decoding a request, the check of one record, and partition keys for records that have none."""
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 import msgspec
 
 from kpl_core import InvalidUserRecord, UserRecord
 from kpl_core.options.kinesis_limits import DEFAULT_MAX_RECORD_BYTES
-from kpl_core.records.aggregated_record import MAGIC
 from kpl_core.records.hash_key import parse_explicit_hash_key
 from kpl_core.records.user_record import encode_partition_key, require_size
 
@@ -46,13 +46,14 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
     Each record passes `kpl_core.records.user_record.check_user_record` within the limits. The caller adds flow
     and tier. The records of a large body may be `pairs`; then `records` is empty.
 
-    `holds_aggregates` is True if the client is a KPL producer and sent aggregated records. These must not be
-    aggregated again: consumers de-aggregate only once. `inflated_bytes` is the size of a decompressed body.
+    `counts` is the number of user records in each of `records` if the client is a KPL producer and sent aggregated
+    records, else None. Aggregated records must not be aggregated again: consumers de-aggregate only once.
+    `inflated_bytes` is the size of a decompressed body.
     """
 
     records: list[UserRecord]
     problems: list[RecordProblem]
-    holds_aggregates: bool = False
+    counts: list[int] | None = None
     inflated_bytes: int = 0
     pairs: Pairs | None = None
 
@@ -65,9 +66,12 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
 
     def with_more(self, others: "Decoded", count: int) -> "Decoded":
         """Add the records and problems of the part of a body that follows `count` records; return the whole."""
+        counts = None
+        if self.counts is not None or others.counts is not None:
+            counts = [*(self.counts or _ones(self.records)), *(others.counts or _ones(others.records))]
         self.records.extend(others.records)
         self.problems.extend([RecordProblem(each.index + count, each.field, each.detail) for each in others.problems])
-        return msgspec.structs.replace(self, holds_aggregates=self.holds_aggregates or others.holds_aggregates)
+        return msgspec.structs.replace(self, counts=counts)
 
     def positions(self) -> list[int]:
         """Return the request index of each of `records`."""
@@ -119,9 +123,8 @@ def checked_record(
     return record
 
 
-def is_aggregated(records: Iterable[UserRecord]) -> bool:
-    """Return True if one of the records starts with the magic bytes of an aggregated KPL record; no text does."""
-    return any(record.data.startswith(MAGIC) for record in records)
+def _ones(records: Sequence[object]) -> Iterable[int]:
+    return repeat(1, len(records))
 
 
 def random_partition_key() -> str:

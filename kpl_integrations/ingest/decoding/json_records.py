@@ -33,7 +33,6 @@ from kpl_integrations.ingest.decoding.decoded import (
     Pairs,
     RecordProblem,
     checked_record,
-    is_aggregated,
     random_partition_key,
 )
 from kpl_integrations.ingest.decoding.json_text import (
@@ -48,6 +47,7 @@ from kpl_integrations.ingest.decoding.json_text import (
     require_text,
     string_in_steps,
 )
+from kpl_integrations.ingest.decoding.record_counts import aggregate_counts, aggregate_counts_in_steps
 
 # For OpenAPI. Some numbers of 39 digits are below 2**128 too; this pattern leaves them out.
 HASH_KEY_PATTERN: Final = "^(0|[1-9][0-9]{0,37})$"
@@ -343,7 +343,9 @@ def record_in_steps(
         made = _keyed(wire, (yield from string_in_steps(raw)), 0, limits, keys)
     else:
         made = _user_record(wire, raw, 0, limits, keys)
-    return Decoded([], [made]) if isinstance(made, RecordProblem) else Decoded([made], [], is_aggregated([made]))
+    if isinstance(made, RecordProblem):
+        return Decoded([], [made])
+    return Decoded([made], [], (yield from aggregate_counts_in_steps([made])))
 
 
 def require_count(count: int, limits: DecodeLimits, *, is_whole: bool = True) -> None:
@@ -362,7 +364,7 @@ def require_count(count: int, limits: DecodeLimits, *, is_whole: bool = True) ->
 
 def _decoded(wire_records: Sequence[WireRecord], limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
     records, problems = _user_records(wire_records, range(len(wire_records)), limits, keys)
-    return Decoded(records, problems, is_aggregated(records))
+    return Decoded(records, problems, aggregate_counts(records))
 
 
 def _each_of_envelope(
@@ -407,7 +409,7 @@ def _each_text(texts: list[bytes], limits: DecodeLimits, keys: NeighbourKeys) ->
     records: list[UserRecord]
     records, problems = _user_records(wire_records, indexes, limits, keys)
     in_order = sorted(problems + misshapen, key=lambda problem: problem.index)
-    return Decoded(records, in_order, is_aggregated(records))
+    return Decoded(records, in_order, aggregate_counts(records))
 
 
 def _user_records(

@@ -28,6 +28,7 @@ from kpl_integrations.ingest.decoding.json_text import (
     require_text,
     too_deep,
 )
+from kpl_integrations.ingest.decoding.record_counts import result_of
 from kpl_integrations.ingest.decoding.steps import STEP_RECORDS, ArrayRuns, elements_in_steps, gathered, uncut
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -55,12 +56,7 @@ def otlp_records(
         DecodeRefusal: 400 if it cannot be decoded, 413 if the data of a single resource is too large.
     """
     whole = msgspec.structs.replace(limits, max_uncut_bytes=max(len(body), limits.max_uncut_bytes))
-    steps = otlp_in_steps(signal, media_type, iter((body,)), limits=whole, partition_key=partition_key)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
+    return result_of(otlp_in_steps(signal, media_type, iter((body,)), limits=whole, partition_key=partition_key))
 
 
 def otlp_in_steps(

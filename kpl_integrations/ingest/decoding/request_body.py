@@ -18,7 +18,6 @@ from kpl_integrations.ingest.decoding.decoded import (
     Pairs,
     RecordProblem,
     checked_record,
-    is_aggregated,
     random_partition_key,
 )
 from kpl_integrations.ingest.decoding.json_records import (
@@ -29,6 +28,7 @@ from kpl_integrations.ingest.decoding.json_records import (
     require_count,
 )
 from kpl_integrations.ingest.decoding.json_text import printable
+from kpl_integrations.ingest.decoding.record_counts import aggregate_counts
 
 _Decoder = Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded]
 
@@ -162,4 +162,4 @@ def _octet_stream_body(body: bytes, limits: DecodeLimits, headers: Mapping[str, 
     made = checked_record(record, 0, limits, key_field="X-Partition-Key")
     if isinstance(made, RecordProblem):
         return Decoded([], [made])
-    return Decoded([made], [], is_aggregated([made]))
+    return Decoded([made], [], aggregate_counts([made]))

@@ -1,6 +1,6 @@
 """The head of a request: which heads are refused, header fields by name, and the options `ack` and `partial`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl

@@ -21,11 +21,12 @@ from kpl_core import Deliveries, RecordResult, UserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY, MIB
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, RATE_LIMITED
 from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
+from kpl_integrations.ingest.admission.admission import Counts
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import AddressBudget
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
-from kpl_integrations.ingest.decoding.decoded import is_aggregated
 from kpl_integrations.ingest.decoding.put_records_body import named_stream, put_records_in_steps
+from kpl_integrations.ingest.decoding.record_counts import aggregate_counts, aggregate_counts_in_steps
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
@@ -251,27 +252,32 @@ class KinesisWireRoute:
         entries: Sequence[PutRecord | PutRecordsRequestEntry],
         *,
         in_slices: bool = False,
-    ) -> tuple[Sequence[UserRecord], Deliveries]:
+    ) -> tuple[Sequence[UserRecord], Deliveries, Counts]:
         for entry in entries:
             if entry.explicit_hash_key is not None:
                 _require_hash_key(entry.explicit_hash_key)
         records = [
             UserRecord(entry.partition_key or "", entry.data or b"", entry.explicit_hash_key) for entry in entries
         ]
-        admission, aggregate = self._gateway.admission, not is_aggregated(records)
+        admission, large = self._gateway.admission, self._gateway.large_bodies
         if not in_slices:
-            return records, admission.put_records(account, stream, records, aggregate=aggregate, keep=False)
-        group = admission.begin_group(account, stream, records, aggregate=aggregate, keep=False)
-        await self._gateway.large_bodies.put(group)
-        return records, group.deliveries
+            counts = aggregate_counts(records)
+            deliveries = admission.put_records(
+                account, stream, records, aggregate=counts is None, keep=False, counts=counts
+            )
+            return records, deliveries, counts
+        counts = await large.run(aggregate_counts_in_steps(records))
+        group = admission.begin_group(account, stream, records, aggregate=counts is None, keep=False, counts=counts)
+        await large.put(group)
+        return records, group.deliveries, counts
 
     async def _results(
-        self, account: TenantAccount, records: Sequence[UserRecord], deliveries: Deliveries
+        self, account: TenantAccount, records: Sequence[UserRecord], deliveries: Deliveries, counts: Counts
     ) -> list[PutResult]:
         """Return the result of each record. A request of which nothing was stored costs no rate."""
         results = [_put_result(delivery.peek() or await delivery) for delivery in deliveries]
         if all(result.error_code is not None for result in results):
-            self._gateway.admission.give_back(account, records, deliveries)
+            self._gateway.admission.give_back(account, records, deliveries, counts)
         return results
 
     async def _put_records(
@@ -281,7 +287,7 @@ class KinesisWireRoute:
         is_large = len(body) > SMALL_BYTES
         is_cut = is_large and wire.content_type == JSON_CONTENT_TYPE
         entries: Sequence[PutRecordsRequestEntry] = ()
-        put: tuple[Sequence[UserRecord], Deliveries] = ((), Deliveries(0))
+        put: tuple[Sequence[UserRecord], Deliveries, Counts] = ((), Deliveries(0), None)
         # Kinesis is asked for a stream without a turn, so that a slow answer does not stop other large bodies.
         asked = named_stream(body) if is_cut else ""
         stream = await self._require_stream(account, asked, "PutRecords") if asked else ""

@@ -17,6 +17,7 @@ import msgspec
 from kpl_core import Deliveries, UserRecord
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
+from kpl_integrations.ingest.admission.admission import Counts
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
 from kpl_integrations.ingest.admission.senders import SenderRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
@@ -24,6 +25,7 @@ from kpl_integrations.ingest.decoding import DecodeRefusal, otlp_in_steps, otlp_
 from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
+from kpl_integrations.ingest.decoding.record_counts import counts_in_steps, otlp_counting, result_of
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.large_bodies import small_body
@@ -88,14 +90,14 @@ class OtlpRoute:
             most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.room_of(account, scope)
             body = await read_body(receive, most_bytes=most, seconds=seconds, room=room)
             work_bytes = len(body)
-            records, deliveries = await self._put(account, (stream, ack), media_type, headers, body, room)
+            records, deliveries, counts = await self._put(account, (stream, ack), media_type, headers, body, room)
             try:
                 if deliveries and ack == "spooled":
                     await answer_spooled(gateway.producer, deliveries, [])
                 elif deliveries and ack == "delivered":
                     await _require_delivered(deliveries)
             except Refused:
-                gateway.admission.give_back(account, records, deliveries)
+                gateway.admission.give_back(account, records, deliveries, counts)
                 raise
         except Refused as refused:
             account.count_refused(refused, work_bytes, gateway.admission.now(), payer)
@@ -127,30 +129,40 @@ class OtlpRoute:
         headers: FieldsByName,
         body: bytes,
         room: SenderRoom,
-    ) -> tuple[Sequence[UserRecord], Deliveries]:
+    ) -> tuple[Sequence[UserRecord], Deliveries, Counts]:
         """Put and return the records of a request: all or none of them; those of a large body in slices."""
         gateway, settings, inflated = self._gateway, self._gateway.settings, [0]
         encoding, (stream, ack) = headers.get(b"content-encoding"), destination
         options: Any = {"limits": settings.decode_limits(), "partition_key": _partition_key(headers)}
         # A client that learns of a failed delivery sends the records again, so the gateway does not keep them.
         keep, durable = ack != "delivered", ack == "spooled"
+        count = None
+        if account.tenant.records_per_second is not None:
+            count = otlp_counting(self._signal, is_protobuf=media_type == PROTOBUF)
         try:
             small = small_body(encoding, body, settings.max_inflated_bytes)
             if small is not None:
                 inflated[0] = 0 if encoding is None else len(small)
                 records = otlp_records(self._signal, media_type, small, **options)
                 if not records:
-                    return (), Deliveries(0)
-                return records, gateway.admission.put_records(account, stream, records, keep=keep, durable=durable)
+                    return (), Deliveries(0), None
+                counts = None if count is None else result_of(counts_in_steps(count, records))
+                deliveries = gateway.admission.put_records(
+                    account, stream, records, keep=keep, durable=durable, counts=counts
+                )
+                return records, deliveries, counts
             async with gateway.large_bodies.turn(room, len(body)):
                 pieces = pieces_of(encoding, body, settings.max_inflated_bytes, inflated)
                 steps = otlp_in_steps(self._signal, media_type, pieces, **options)
                 records = await gateway.large_bodies.run(steps)
                 if not records:
-                    return (), Deliveries(0)
-                group = gateway.admission.begin_group(account, stream, records, keep=keep, durable=durable)
+                    return (), Deliveries(0), None
+                counts = None if count is None else await gateway.large_bodies.run(counts_in_steps(count, records))
+                group = gateway.admission.begin_group(
+                    account, stream, records, keep=keep, durable=durable, counts=counts
+                )
                 await gateway.large_bodies.put(group)
-                return records, group.deliveries
+                return records, group.deliveries, counts
         except DecodeRefusal as refusal:
             raise refused_decoding(refusal, inflated[0]) from None
         except Refused as refused:

@@ -80,7 +80,8 @@ class PutRequest(NamedTuple):
             positions = self.decoded.positions() if problems else ()
             return delivered_answer(results, record_answers(results), problems, positions)
         except Refused as refused:
-            self.admission.give_back(self.account, self.decoded.pairs or self.decoded.records, self.deliveries)
+            decoded = self.decoded
+            self.admission.give_back(self.account, decoded.pairs or decoded.records, self.deliveries, decoded.counts)
             self.account.count_refused(refused, self.received_bytes, now, self.payer)
             raise
 
@@ -269,8 +270,10 @@ class RecordsRoute:
                 group = self._admission.begin_group(account, stream, decoded.pairs, durable=durable)
                 group.finish()
                 return group.deliveries
-            records, aggregate = decoded.with_records().records, not decoded.holds_aggregates
-            return self._admission.put_records(account, stream, records, aggregate=aggregate, durable=durable)
+            records, aggregate = decoded.with_records().records, decoded.counts is None
+            return self._admission.put_records(
+                account, stream, records, aggregate=aggregate, durable=durable, counts=decoded.counts
+            )
         except Refused as refused:
             refused.work_bytes = decoded.inflated_bytes
             raise
@@ -303,7 +306,7 @@ class RecordsRoute:
                 return await answer_spooled(self._gateway.producer, deliveries, problems)
             return await answer_delivered(deliveries, problems, decoded.positions() if problems else ())
         except Refused:
-            self._admission.give_back(account, decoded.pairs or decoded.records, deliveries)
+            self._admission.give_back(account, decoded.pairs or decoded.records, deliveries, decoded.counts)
             raise
 
     async def _put_large(
@@ -323,8 +326,10 @@ class RecordsRoute:
                 _require_records(decoded, head)
                 if not account.puts_pairs:
                     decoded = decoded.with_records()
-                records, aggregate = decoded.pairs or decoded.records, not decoded.holds_aggregates
-                group = self._admission.begin_group(account, stream, records, aggregate=aggregate, durable=durable)
+                records, counts = decoded.pairs or decoded.records, decoded.counts
+                group = self._admission.begin_group(
+                    account, stream, records, aggregate=counts is None, durable=durable, counts=counts
+                )
             await large.put(group)
         return decoded, group.deliveries
 
