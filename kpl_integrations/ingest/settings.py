@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from kpl_core import BreakerPolicy, Config, ConfigError, DeadLetterOptions, FairnessPolicy, SpoolOptions, TierPolicy
 from kpl_core.options.config import WirePath
 from kpl_core.options.kinesis_limits import MIB
-from kpl_core.options.validation import Bound, require_number
+from kpl_core.options.validation import Bound, require_endpoint_url, require_number, require_region
 from kpl_integrations.ingest.decoding import DecodeLimits
 from kpl_integrations.ingest.tenants import Ack
 from kpl_integrations.ingest.tenants.tenants_file import SecretReference
@@ -120,6 +120,14 @@ class IngestSettings(BaseSettings):
                     f"https://shop.example,http://localhost:3000, or * for every page"
                 )
                 raise ValueError(message)
+        return value
+
+    @field_validator("endpoint_url", "region")
+    @classmethod
+    def _is_usable(cls, value: str | None, info: ValidationInfo) -> str | None:
+        # Here too, because the repr of the settings shows them.
+        if value is not None:
+            (require_region if info.field_name == "region" else require_endpoint_url)(str(info.field_name), value)
         return value
 
     @field_validator("spool", "dead_letters")

@@ -81,6 +81,10 @@ class SignedRequest(NamedTuple):
     body: bytes
     body_hash: str | None = None
 
+    def __repr__(self) -> str:
+        """Leave out the query, the header fields and the body, which contain credentials or data."""
+        return f"<SignedRequest {self.method} {self.path}, {len(self.body)} bytes>"
+
 
 class Credential(NamedTuple):
     """The content of an `Authorization` header: access key, day, region, service and signature."""
@@ -91,6 +95,10 @@ class Credential(NamedTuple):
     service: str
     signed_headers: tuple[str, ...]
     signature: str
+
+    def __repr__(self) -> str:
+        """Leave out the signature."""
+        return f"<Credential {self.access_key_id}/{self.date}/{self.region}/{self.service}>"
 
 
 def named_credential(authorization: str | None) -> Credential:

@@ -12,7 +12,7 @@ from botocore.credentials import Credentials
 from hypothesis import given, strategies as st
 
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
-from kpl_integrations.kinesis_protocol.sigv4 import SignedRequest, named_credential, require_signature
+from kpl_integrations.kinesis_protocol.sigv4 import Credential, SignedRequest, named_credential, require_signature
 
 NOW = float(calendar.timegm((2026, 11, 20, 12, 0, 0)))
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -161,3 +161,10 @@ def test_headers_that_decide_the_meaning_must_be_signed():
 def test_an_arbitrary_authorization_header_is_rejected_without_a_crash(authorization, date):
     for value in (authorization, f"AWS4-HMAC-SHA256 Credential=AKID/20261120/r/kinesis/aws4_request, {authorization}"):
         assert isinstance(outcome(changed(changed(signed(), "authorization", value), "x-amz-date", date)), tuple)
+
+
+def test_the_reprs_of_a_request_and_its_credential_can_be_logged():
+    request = SignedRequest("POST", "/a", "X-Amz-Signature=q-secret", [("authorization", "h-secret")], b"b-secret")
+    assert repr(request) == "<SignedRequest POST /a, 8 bytes>"
+    credential = Credential("AKID", "20261120", "eu-central-1", "kinesis", ("host",), "s-secret")
+    assert repr(credential) == "<Credential AKID/20261120/eu-central-1/kinesis>"

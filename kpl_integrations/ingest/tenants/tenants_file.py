@@ -28,6 +28,14 @@ _QUOTED: Final = re.compile(r"""([`'"])([^`'"$][^`'"]*)\1""")
 _UNKNOWN_MEMBER: Final = re.compile(r"unknown field `([^`]*)`")
 
 
+# What is shown of a reference to a secret, because somebody may have pasted the secret itself: a variable of capital
+# letters, an id as AWS makes them, and a file that exists, has an ending, or a short name in a folder that exists.
+_VARIABLE: Final = re.compile(r"(?=.{1,24}\Z|.*_)[A-Z_][A-Z0-9_]{0,99}")
+_ACCESS_KEY_ID: Final = re.compile(r"[A-Z0-9]{1,24}")
+_FILE_ENDING: Final = re.compile(r"\.[a-z]{1,10}")
+_LONGEST_NAME: Final = 24
+
+
 class _SigV4Key(msgspec.Struct, forbid_unknown_fields=True):
     access_key_id: str
     secret_env: str | None = None
@@ -82,16 +90,36 @@ class SecretReference(msgspec.Struct, frozen=True):
         if (self.variable is None) == (self.file is None):
             message = f"{self.what} is named by an environment variable and a file, or by neither; name one of them"
             raise ConfigError(message)
-        secret = environment.get(self.variable, "") if self.variable is not None else self._file_text()
+        if self.variable is not None:
+            secret, place = (
+                environment.get(self.variable, ""),
+                f"environment variable {_shown(_VARIABLE, self.variable)}",
+            )
+        else:
+            secret, place = self._file_text(), f"file {self.file}"
         if not secret:
-            place = f"environment variable {self.variable}" if self.variable is not None else f"file {self.file}"
             message = f"{self.what} is empty: {place} has no value; set it before the gateway starts"
             raise ConfigError(message)
         return secret
 
     def _file_text(self) -> str:
         assert self.file is not None  # noqa: S101 - the caller checked
+        if not _is_shown(self.file):
+            message = (
+                f"{self.what} cannot be read: there is no such file, and its name is not shown because it may be the "
+                f"secret itself; give the path of a file"
+            )
+            raise ConfigError(message)
         return read_checked(self.file, self.what, _require_private, most_bytes=_LONGEST_SECRET).strip()
+
+
+def _shown(pattern: re.Pattern[str], value: str) -> str:
+    return value if pattern.fullmatch(value) else f"(a name of {len(value)} characters, not shown: it may be a secret)"
+
+
+def _is_shown(file: Path) -> bool:
+    is_short = len(file.name) <= _LONGEST_NAME and file.parent.exists()
+    return is_short or _FILE_ENDING.fullmatch(file.suffix) is not None or file.exists()
 
 
 def read_checked(path: Path, what: str, require: Callable[[os.stat_result, str], None], *, most_bytes: int = -1) -> str:
@@ -214,7 +242,10 @@ def parse_tenants(
         digests += [(_digest(stored, tenant), tenant) for stored in entry.api_keys]
         for key in _access_keys(entry.sigv4, tenant, environment, folder, files):
             if access_keys.setdefault(key.access_key_id, key) is not key:
-                message = f"access_key_id {key.access_key_id} is repeated; make one for each tenant"
+                message = (
+                    f"access_key_id {_shown(_ACCESS_KEY_ID, key.access_key_id)} of tenant {tenant.id} is repeated; "
+                    f"make one for each tenant"
+                )
                 raise ConfigError(message)
     unknown = (
         None if content.unknown is None else _tenant(UNKNOWN_TENANT.id, content.unknown, content.otlp, default_ack)
@@ -272,7 +303,7 @@ def _access_keys(
     entries: Iterable[_SigV4Key], tenant: Tenant, environment: Mapping[str, str], folder: Path, files: list[Path]
 ) -> Iterable[AccessKey]:
     for entry in entries:
-        what = f"of access_key_id {entry.access_key_id} of tenant {tenant.id}"
+        what = f"of access_key_id {_shown(_ACCESS_KEY_ID, entry.access_key_id)} of tenant {tenant.id}"
         secret = _reference(f"the secret {what}", entry.secret_env, entry.secret_file, folder, files).read(environment)
         token = None
         if entry.session_token_env is not None or entry.session_token_file is not None:

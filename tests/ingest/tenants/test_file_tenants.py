@@ -23,6 +23,8 @@ from kpl_integrations.ingest.tenants.tenants_file import require_not_writable_by
 KEY = new_api_key()
 OTHER_KEY = new_api_key()
 SECRET = "the-secret-itself"
+# A secret in the place of its name.
+PASTED = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 
 
 @pytest.fixture
@@ -126,7 +128,26 @@ FAULTS: list[tuple[str, str]] = [
     (one(more=f"tier = '{KEY}'"), "a value of 47 characters|Invalid enum"),
     (one(more=f"[tenant.otlp]\n{KEY} = 's'"), "a value of 47 characters|Invalid enum"),
     (one(more=f"streams = ['{KEY}'"), "not TOML"),
-    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\n" * 2), "repeated"),
+    (
+        one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\n" * 2),
+        "access_key_id K of tenant a is repeated",
+    ),
+    (one(more=f"[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = '{PASTED}'"), "a name of 40 characters, not shown"),
+    (one(more=f"[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = '{PASTED}'"), "its name is not shown because"),
+    (
+        one(more=f"[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = '{PASTED.replace('/', '')}'"),
+        "its name is not shown because",
+    ),
+    (
+        one(more=f"[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\nsession_token_env = '{PASTED}'"),
+        "session token .*a name of 40 characters, not shown",
+    ),
+    (
+        one(more=f"[[tenant.sigv4]]\naccess_key_id = '{PASTED}'\nsecret_env = 'S'\n" * 2),
+        "access_key_id .a name of 40 characters, not shown: it may be a secret. of tenant a is repeated",
+    ),
+    (one(more=f"[[tenant.sigv4]]\naccess_key_id = '{PASTED}'"), "access_key_id .a name of 40 characters, not shown"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'THE_SECRET_OF_A_LONG_NAME'"), "LONG_NAME has no"),
 ]
 
 
@@ -138,6 +159,7 @@ def test_an_invalid_file_raises_an_error_with_the_reason_and_without_secrets(pat
         FileTenants(written(path, text), environment={"S": SECRET})
     assert KEY not in str(raised.value)
     assert SECRET not in str(raised.value)
+    assert PASTED[-10:] not in str(raised.value)
     assert raised.value.__cause__ is None
 
 
