@@ -42,6 +42,9 @@ _NO_FILES: Final = {
     "credentials_file": (None, None, os.devnull, None),
 }
 
+# What OpenSSL reports, by its version, if the first bytes of an answer are plain HTTP.
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH")
+
 _CLIENT: Final[dict[str, Any]] = {"connect_timeout": 4, "read_timeout": 20, "tcp_keepalive": True}
 
 _CREDENTIALS: Final = (
@@ -274,13 +277,21 @@ def _sentence(error: Exception, place: str, stream: str, cli_options: str) -> st
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return f"no AWS credentials found ({_one_line(error)}); {_CREDENTIALS}"
     if isinstance(error, SSLError):
-        return f"{place} has no trusted certificate: {_one_line(error)}; check the endpoint or AWS_CA_BUNDLE"
+        return _tls_sentence(place, _one_line(error))
     if isinstance(error, NoConnection | HTTPClientError):
         return (
             f"{place} cannot be reached; check --endpoint-url, the region and the network "
             "(`kpl local` starts a Kinesis on this machine)"
         )
     return f"{place} cannot be used: {_one_line(error)}; check AWS_PROFILE, AWS' configuration files and the endpoint"
+
+
+def _tls_sentence(place: str, reason: str) -> str:
+    if any(sign in reason for sign in _NO_TLS):
+        return f"{place} does not speak TLS ({reason}); write the endpoint with http://, or name the port for https"
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return f"{place} has no trusted certificate: {reason}; check the endpoint or AWS_CA_BUNDLE"
+    return f"{place} ends the TLS connection: {reason}; check the endpoint and its TLS versions"
 
 
 def _error_sentence(error: ClientError, place: str, stream: str, cli_options: str) -> str:

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
-from kpl_integrations.cli.terminal import print_failure, show_logs
+from kpl_integrations.cli.terminal import PLAIN, LogFormat, print_exceptions_as, print_failure, show_logs
 
 EXIT_CODES: Final = (
     "Exit status: 0 done, 1 not every record arrived, 2 wrong usage, 3 Kinesis cannot be used, 4 bad input, "
@@ -91,18 +91,22 @@ def requires_extra(extra: str) -> Iterator[None]:
         raise typer.Exit(ExitCode.UNUSABLE) from error
 
 
-def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: object, is_server: bool = False) -> None:
+def run(
+    command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: object, log_format: LogFormat | None = None
+) -> None:
     """Run a command to its exit status and print a failure as one sentence.
 
-    A server uses uvloop if it is installed, and shows the producer's log from INFO on, which includes recoveries.
+    A server gives a `log_format`, in which it shows its logs itself; it uses uvloop if that is installed.
     """
+    is_server, shown = log_format is not None, log_format or PLAIN
+    print_exceptions_as(shown)
     try:
         options = {"use_uvloop": is_server and find_spec("uvloop") is not None}
         # A server shows logs in the form of its settings.
         with contextlib.nullcontext() if is_server else show_logs("kpl_core", logging.WARNING):
             status = anyio.run(command, *arguments, backend_options=options)
     except CommandFailure as failure:
-        print_failure(failure)
+        shown.failure(failure)
         status = failure.exit_code
     except KeyboardInterrupt:
         status = ExitCode.INTERRUPTED
@@ -110,10 +114,10 @@ def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: objec
         status = ExitCode.OUTPUT_CLOSED
     except UnicodeEncodeError as error:
         # The argument or line may be a secret key, so it is not shown.
-        print_failure(CommandFailure(f"an argument or a line is not UTF-8 ({error.reason}); encode it as UTF-8"))
+        shown.failure(CommandFailure(f"an argument or a line is not UTF-8 ({error.reason}); encode it as UTF-8"))
         status = ExitCode.BAD_INPUT
     except OSError as error:
         message = f"the system reports: {error}; check the disks and the limits of the process"
-        print_failure(CommandFailure(message))
+        shown.failure(CommandFailure(message))
         status = ExitCode.UNUSABLE
     raise typer.Exit(status)

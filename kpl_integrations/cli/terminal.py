@@ -2,10 +2,13 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, NoReturn
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, NamedTuple, NoReturn, TextIO
 
 import msgspec
 from rich.console import Console
@@ -13,6 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from kpl_integrations.cli.exit_code import CommandFailure
+
+# The logger's name in lines that the command prints itself.
+_COMMAND: Final = "kpl_integrations.cli"
+_NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class Figure(NamedTuple):
@@ -117,7 +124,10 @@ def print_failure(failure: CommandFailure) -> None:
 
 
 class LogFormat(NamedTuple):
-    """How log lines are printed: with an instant (UTC), as JSON, after a prefix; `worker` is a field of JSON."""
+    """How log lines are printed: with an instant (UTC), as JSON, after a prefix; `worker` is a field of JSON.
+
+    In JSON everything that the command prints is a log line, its results and its errors too.
+    """
 
     has_time: bool = False
     is_json: bool = False
@@ -125,16 +135,44 @@ class LogFormat(NamedTuple):
 
     def line(self, record: logging.LogRecord) -> str:
         """Return one line."""
-        instant = f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
         level, message = record.levelname.lower(), record.getMessage()
         if record.exc_info and record.exc_info[0] is not None:
             message += f": {record.exc_info[0].__name__}: {record.exc_info[1]}"
         if self.is_json:
-            worker = {} if self.worker is None else {"worker": self.worker}
-            fields = {"time": instant, "level": level, "logger": record.name, **worker, "message": message}
-            return msgspec.json.encode(fields | getattr(record, "fields", {})).decode()
+            return self._json_line(record.created, level, record.name, message, getattr(record, "fields", {}))
         prefix = "" if self.worker is None else f"worker {self.worker}: "
-        return f"{instant + ' ' if self.has_time else ''}{level}: {prefix}{message}"
+        return f"{_instant(record.created) + ' ' if self.has_time else ''}{level}: {prefix}{message}"
+
+    def note(
+        self, text: str, fields: Mapping[str, object] = _NO_FIELDS, *, level: str = "info", to: TextIO | None = None
+    ) -> None:
+        """Print a remark on stderr, or `to` a file; `fields` are members of its JSON."""
+        if self.is_json:
+            line = self._json_line(time.time(), level, _COMMAND, text, fields)
+            with suppress(OSError):  # as `note`
+                (to or sys.stderr).write(line + "\n")
+                (to or sys.stderr).flush()
+        else:
+            note(text)
+
+    def failure(self, failure: CommandFailure) -> None:
+        """Print on stderr why the command cannot continue."""
+        if self.is_json:
+            self.note(str(failure), level="error")
+        else:
+            print_failure(failure)
+
+    def _json_line(self, at: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> str:
+        worker = {} if self.worker is None else {"worker": self.worker}
+        first = {"time": _instant(at), "level": level, "logger": logger, **worker, "message": message}
+        return msgspec.json.encode({**first, **fields}, enc_hook=str).decode()
+
+
+def _instant(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
+
+
+PLAIN: Final = LogFormat()
 
 
 class _NoteHandler(logging.Handler):
@@ -150,13 +188,41 @@ class _NoteHandler(logging.Handler):
 
 
 @contextmanager
+def show_all_logs(levels: Mapping[str, int], log_format: LogFormat) -> Iterator[None]:
+    """Print the records of all loggers on stderr inside the block: from these levels on, of others warnings.
+
+    In JSON, warnings of Python and exceptions that end the program are lines too.
+    """
+    with ExitStack() as stack:
+        for name, level in levels.items():
+            stack.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
+            logging.getLogger(name).setLevel(level)
+        stack.enter_context(show_logs("", logging.NOTSET, log_format))
+        if log_format.is_json:
+            stack.callback(logging.captureWarnings, capture=False)
+            logging.captureWarnings(capture=True)
+        yield
+
+
+def print_exceptions_as(log_format: LogFormat) -> None:
+    """Print an exception that ends the process as a line of JSON, with its traceback, if that is the format."""
+    if log_format.is_json:
+
+        def print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            text = "".join(traceback.format_exception(kind, error, trace))
+            log_format.note(f"{kind.__name__}: {error}", {"traceback": text}, level="critical")
+
+        sys.excepthook = print_exception
+
+
+@contextmanager
 def show_logs(logger_name: str, level: int, log_format: LogFormat | None = None) -> Iterator[None]:
     """Print a logger's records on stderr inside the block, such as the producer's warnings."""
     logger, handler = logging.getLogger(logger_name), _NoteHandler(level)
     handler.log_format = log_format or handler.log_format
     before = logger.level
     logger.addHandler(handler)
-    if logger.getEffectiveLevel() > level:
+    if logger.name != "root" and logger.getEffectiveLevel() > level:
         logger.setLevel(level)
     try:
         yield

@@ -49,7 +49,7 @@ from kpl_integrations.logging_handler.level_queue import (
     LogCounts,
     SenderQueue,
 )
-from kpl_integrations.logging_handler.options import LogOptions, LogSettings, producer_config, without_room
+from kpl_integrations.logging_handler.options import LogOptions, log_settings, producer_config, without_room
 from kpl_integrations.logging_handler.progress import write_to_stderr
 from kpl_integrations.logging_handler.sender import SENDER_THREADS, SPILL_SHARE, LogSender
 
@@ -75,7 +75,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
     """Ships log records to a Kinesis stream.
 
     Args:
-        stream: the stream's name or ARN.
+        stream: the stream's name or ARN; required.
         level: as any handler's.
         config: the producer's options in full, in place of region, endpoint_url, max_sending_bytes and spool_path.
         producer: an open `BlockingProducer` of the application, used instead of a producer of the handler's own.
@@ -99,14 +99,14 @@ class KinesisHandler(logging.Handler, ProcessListener):
                 within 3 seconds; a number: within so many. None: only in children of multiprocessing.
 
     Raises:
-        ConfigError: an option is out of its bounds.
+        ConfigError: there is no stream, or an option is out of its bounds.
         InvalidUserRecord: no stream can have this name.
         TypeError: there is no such option.
     """
 
     def __init__(
         self,
-        stream: str,
+        stream: str = "",
         *,
         level: int | str = logging.NOTSET,
         config: Config | None = None,
@@ -114,7 +114,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         transport: Callable[[Config], KinesisTransport] | None = None,
         **options: Unpack[LogOptions],
     ) -> None:
-        settings = self._settings = LogSettings(**options)
+        settings = self._settings = log_settings(stream, config, dict(options))
         require_stream(stream)
         self.stream = stream
         self.close_timeout = settings.patience_seconds

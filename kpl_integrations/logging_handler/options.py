@@ -2,14 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 
 from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
 from kpl_core.background.sigterm import FlushOnSigterm
 from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, MIB
-from kpl_core.options.validation import ABOVE_ZERO, require_bounds, require_choice
+from kpl_core.options.validation import ABOVE_ZERO, did_you_mean, require_bounds, require_choice, require_kind
 from kpl_integrations.logging_handler.entry import KeyChoice, Oversize
 from kpl_integrations.logging_handler.formatter import JsonFormat
 
@@ -97,6 +97,28 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many seconds an `emit` may wait for room; 0 unless overflow is `block(seconds)`."""
         blocking = _BLOCK.fullmatch(self.overflow)
         return 0.0 if blocking is None else float(blocking[1])
+
+
+def log_settings(stream: str, config: object, options: dict[str, Any]) -> LogSettings:
+    """Return the checked options. Errors of `dictConfig` show them as their cause.
+
+    `dictConfig` takes a TypeError that names `stream` for one of a handler of old, and hides it. So a missing name is a
+    ConfigError.
+
+    Raises:
+        ConfigError: there is no stream, `config` is no Config, or an option is out of its bounds.
+        TypeError: there is no such option.
+    """
+    for name in options:
+        if name not in LogSettings.__struct_fields__:
+            known = ("stream", "level", "config", "producer", "transport", *LogSettings.__struct_fields__)
+            message = f"KinesisHandler has no option {name!r}{did_you_mean(name, known)}"
+            raise TypeError(message)
+    if not stream:
+        message = "KinesisHandler has no stream; give the name or the ARN of one"
+        raise ConfigError(message)
+    require_kind("config", config, Config | None, "a kpl_core.Config, or left out")
+    return LogSettings(**options)
 
 
 def without_room(settings: LogSettings, config: Config, *, is_shared: bool) -> WithoutRoom:

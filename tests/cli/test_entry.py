@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import kpl_integrations
 from kpl_integrations.cli import main
 from kpl_integrations.cli.exit_code import CommandFailure
 from kpl_integrations.cli.terminal import print_failure, show_logs
@@ -37,6 +38,36 @@ def test_ctrl_c_during_startup_prints_no_traceback(monkeypatch, capfd, module):
     monkeypatch.setattr(sys, "meta_path", [_InterruptedImport(name), *sys.meta_path])
     assert main(["--version"]) == 130
     assert capfd.readouterr() == ("", "")
+
+
+STARTUP_INTERRUPTED = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if not name.startswith("kpl_integrations"):
+            raise KeyboardInterrupt
+
+# All modules that are not part of the interpreter's own start must be imported again.
+for name in set(sys.modules) - set(sys.builtin_module_names):
+    if name not in ("__main__", "sys", "importlib._bootstrap", "importlib._bootstrap_external", "os", "io", "site"):
+        sys.modules.pop(name)
+sys.meta_path.insert(0, Interrupted())
+from kpl_integrations.cli import main
+sys.exit(main(["--version"]))
+"""
+
+
+def test_ctrl_c_during_the_first_import_prints_no_traceback():
+    done = subprocess.run(
+        (sys.executable, "-S", "-c", STARTUP_INTERRUPTED),
+        cwd=Path(kpl_integrations.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def status_of(*arguments: str, stdout: int) -> tuple[int, str]:

@@ -55,6 +55,15 @@ def test_an_unknown_stream(failing, kinesis, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_an_endpoint_without_tls(failing, kinesis, command):
+    url = kinesis.endpoint_url.replace("http", "https")
+    status, error = failing(command, "demo", "--endpoint-url", url)
+    assert status == ExitCode.UNUSABLE
+    assert error.startswith(f"kpl: Kinesis at {url} does not speak TLS (")
+    assert error.endswith("; write the endpoint with http://, or name the port for https\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_unreachable_endpoint(failing, command, unused_port):
     status, error = failing(command, "demo", "--endpoint-url", f"http://127.0.0.1:{unused_port}")
     assert status == ExitCode.UNUSABLE

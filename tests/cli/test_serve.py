@@ -99,7 +99,7 @@ def test_a_local_gateway_answers_only_to_loopback_names_and_those_of_allow_host(
             "c.pem cannot be read",
         ),
         (("--local", "--port", "0", "--host", "0.0.0.0"), 2, "checks no credentials"),  # noqa: S104 - refused
-        (("--port", "0", "--tenants", "/nowhere/tenants.toml"), 2, "tenants.toml"),
+        (("--port", "0", "--tenants", "/nowhere/tenants.toml"), 4, "tenants.toml"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_sentence(kpl, arguments, status, words):
@@ -134,15 +134,67 @@ def test_a_local_gateway_uses_no_kinesis_of_the_environment(variable, monkeypatc
         assert serve.end(signal.SIGINT) == 0
 
 
-def test_log_lines_are_json_if_the_settings_say_so(monkeypatch):
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
+def test_every_line_is_json_if_the_settings_say_so(monkeypatch, workers):
     monkeypatch.setenv("KPL_INGEST_LOG_FORMAT", "json")
     monkeypatch.setenv("KPL_INGEST_ACCESS_LOG", "1")
-    with started("serve", "--local", "--port", "0") as serve:
-        url = url_of(serve.stdout.readline())
-        assert httpx.post(f"{url}/v1/streams/demo/records", json=ONE, timeout=20).status_code == 202
+    monkeypatch.setenv("KPL_INGEST_MISSPELT", "1")
+    with started("serve", "--local", "--port", "0", "--workers", workers) as serve:
+        first = json.loads(serve.stdout.readline())
+        url = first["url"]
+        assert (first["message"], first["processes"]) == (f"Gateway listens on {url}", int(workers))
+        assert httpx.post(f"{url}/v1/streams/demo/records?ack=delivered", json=ONE, timeout=20).status_code == 200
         assert serve.end(signal.SIGINT) == 0
-        lines = [json.loads(line) for line in serve.stderr.read().splitlines() if line.startswith("{")]
+        assert serve.stdout.read() == ""
+        lines = [json.loads(line) for line in serve.stderr.read().splitlines()]
     (request,) = [line for line in lines if line["logger"] == "kpl_integrations.ingest.access"]
-    assert (request["status"], request["level"]) == (202, "info")
-    assert request["time"].endswith("Z")
+    assert (request["status"], request["level"]) == (200, "info")
+    assert all(line["time"].endswith("Z") for line in lines)
     assert any("gateway closed" in line["message"] for line in lines)
+    (warning,) = [line for line in lines if line["level"] == "warning"]
+    assert warning["message"].startswith("KPL_INGEST_MISSPELT is set")
+    assert lines[-1]["message"] == "stopped; 1 accepted: 1 delivered, 0 failed, 0 buffered"
+    assert (lines[-1]["accepted"], lines[-1]["failed"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("--local", "--spool", "/"), 2, "invalid settings of the gateway"),
+        (("--port", "0"), 2, "no tenants are configured"),
+        (("--tenants", "/nowhere.toml"), 4, "/nowhere.toml"),
+    ],
+)
+def test_a_failure_is_a_line_of_json_too(monkeypatch, kpl, arguments, status, words):
+    monkeypatch.setenv("KPL_INGEST_LOG_FORMAT", "json")
+    # The command sets it for its process.
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    outcome = kpl("serve", *arguments)
+    (line,) = map(json.loads, outcome.err.splitlines())
+    assert (outcome.status, line["level"], words in line["message"]) == (status, "error", True)
+
+
+LOUD_PROGRAM = """
+import logging, warnings
+from kpl_integrations.cli.terminal import LogFormat, print_exceptions_as, show_all_logs
+
+json_lines = LogFormat(is_json=True)
+print_exceptions_as(json_lines)
+with show_all_logs({"kpl_core": logging.INFO, "uvicorn.error": logging.ERROR}, json_lines):
+    logging.getLogger("kpl_core.x").info("of the producer")
+    logging.getLogger("uvicorn.error").error("of the server")
+    logging.getLogger("uvicorn.error").warning("of a client")
+    logging.getLogger("asyncio").error("of a library")
+    logging.getLogger("asyncio").info("of no interest")
+    warnings.warn("of Python", stacklevel=1)
+    raise ValueError("of nobody")
+"""
+
+
+def test_lines_of_every_library_warnings_and_tracebacks_are_json():
+    outcome = of_program(sys.executable, "-W", "always", "-c", LOUD_PROGRAM)
+    messages = [json.loads(line)["message"] for line in outcome.err.splitlines()]
+    assert messages[:3] == ["of the producer", "of the server", "of a library"]
+    assert "of Python" in messages[3]
+    assert messages[4:] == ["ValueError: of nobody"]
+    assert outcome.status == 1

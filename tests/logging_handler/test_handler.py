@@ -132,7 +132,7 @@ def test_a_bound_field_of_loguru_is_the_partition_key(make, kinesis, to_loguru):
 
 WRONG_IN_DICTCONFIG = """
 import logging.config
-handler = {"class": "kpl_integrations.logging_handler.KinesisHandler", "stream": "logs", %s}
+handler = {"class": "kpl_integrations.logging_handler.KinesisHandler", %s}
 logging.config.dictConfig({"version": 1, "handlers": {"kinesis": handler}, "root": {"handlers": ["kinesis"]}})
 """
 
@@ -140,8 +140,19 @@ logging.config.dictConfig({"version": 1, "handlers": {"kinesis": handler}, "root
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        ('"json_format": "elastic"', "json_format is 'elastic'; it must be one of 'plain', 'ecs', 'otel'"),
-        ('"overflow": "wait"', "overflow is 'wait'; it must be one of 'drop_oldest'"),
+        (
+            '"stream": "logs", "json_format": "elastic"',
+            "json_format is 'elastic'; it must be one of 'plain', 'ecs', 'otel'",
+        ),
+        ('"stream": "logs", "overflow": "wait"', "overflow is 'wait'; it must be one of 'drop_oldest'"),
+        ('"stream": "logs", "max_queue": 5', "KinesisHandler has no option 'max_queue'; did you mean max_queue_bytes?"),
+        (
+            '"stream": "logs", "config": {"region": "x"}',
+            "config is of type ConvertingDict; it must be a kpl_core.Config",
+        ),
+        # dictConfig hides every TypeError with the text 'stream'.
+        ('"streem": "logs"', "KinesisHandler has no option 'streem'; did you mean stream?"),
+        ('"level": "INFO"', "KinesisHandler has no stream; give the name or the ARN of one"),
     ],
 )
 def test_a_wrong_option_in_dictconfig_shows_only_its_own_error(wrong, error):

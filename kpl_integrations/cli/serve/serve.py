@@ -19,10 +19,9 @@ from kpl_integrations.cli.serve.worker import (
     Instructions,
     connect,
     known_failures,
-    log_format_of,
     tenant_directory,
 )
-from kpl_integrations.cli.terminal import note, show_logs
+from kpl_integrations.cli.terminal import LogFormat, show_all_logs
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.certificate import ServerCertificate
@@ -63,22 +62,26 @@ _TAIL: Final = """\
 class Serve:
     """One run of the command. `given` are settings; None means the environment's value or the default."""
 
-    def __init__(self, *, local: bool, streams: Sequence[str], given: Mapping[str, object]) -> None:
+    def __init__(
+        self, *, local: bool, streams: Sequence[str], given: Mapping[str, object], log_format: LogFormat
+    ) -> None:
         self._local = local
         self._stream_texts = list(streams)
         self._streams: dict[str, int] = {}
         self._given = dict(given)
+        self._log_format = log_format
 
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
         self._streams = streams_of(self._stream_texts)
         self._first_stream = next(iter(self._streams))
-        with known_failures(), contextlib.ExitStack() as logs:
-            report = await self._run(logs)
-        note(f"stopped; {report}")
+        with known_failures(), show_all_logs(LOGGED, self._log_format):
+            report = await self._run()
+        counts = msgspec.structs.asdict(report) | {"failed": report.failed_total, "failures": report.failed}
+        self._log_format.note(f"stopped; {report}", counts)
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
-    async def _run(self, logs: contextlib.ExitStack) -> ProducerReport:
+    async def _run(self) -> ProducerReport:
         given = {name: value for name, value in self._given.items() if value is not None}
         if self._local:
             # A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
@@ -90,16 +93,14 @@ class Serve:
         if self._local and "endpoint_url" not in given:
             # Another Kinesis that the environment names is not local.
             settings = settings.model_copy(update={"endpoint_url": None})
-        for name, level in LOGGED:
-            logs.enter_context(show_logs(name, level, log_format_of(settings)))
         for variable in unknown_variables():
-            note(f"warning: {variable} is set, and the gateway has no such setting; is it misspelt?")
+            self._warn(f"{variable} is set, and the gateway has no such setting; is it misspelt?")
         if settings.tls_certificate is not None and settings.tls_key is not None:
             # Before anything is opened, and before the workers that would all fail.
             ServerCertificate(settings.tls_certificate, settings.tls_key)
         directory = tenant_directory(settings, local=self._local, first_stream=self._first_stream)
         if settings.workers == 1:
-            _warn_of_orphaned_spools(settings)
+            self._warn_of_orphaned_spools(settings)
         async with contextlib.AsyncExitStack() as stack:
             sockets = stack.enter_context(_listening(settings))
             embedded_url = None
@@ -122,6 +123,18 @@ class Serve:
             with on_signal(server.stop), on_hangup(server.reload):
                 return await server.run(started=started)
 
+    def _warn(self, text: str) -> None:
+        self._log_format.note(text if self._log_format.is_json else f"warning: {text}", level="warning")
+
+    def _warn_of_orphaned_spools(self, settings: IngestSettings) -> None:
+        path = durable_path(settings)
+        count = 0 if path is None else len(numbered_files(path))
+        if count:
+            self._warn(
+                f"{path} has {count} files beside it of an earlier run with --workers; run with --workers 2 or more to "
+                f"deliver the records in them"
+            )
+
     def _introduce(self, url: str, settings: IngestSettings) -> None:
         stream = self._first_stream
         is_open = settings.tenants is None
@@ -129,13 +142,17 @@ class Serve:
             f"{name} ({shards} {'shard' if shards == 1 else 'shards'})" for name, shards in self._streams.items()
         )
         endpoint = settings.endpoint_url or f"Kinesis in {settings.region}"
+        kinesis = f"Local Kinesis at {endpoint}: {named}; it keeps nothing" if self._local else f"Ships to {endpoint}"
+        tenants = "Credentials are not checked" if is_open else f"Tenants from {settings.tenants}"
+        if self._log_format.is_json:
+            fields = {"url": url, "kinesis": kinesis, "tenants": tenants, "processes": settings.workers}
+            self._log_format.note(f"Gateway listens on {url}", fields, to=sys.stdout)
+            return
         text = _INTRODUCTION.format(
             url=url,
             stream=stream if self._local else "STREAM",
-            kinesis=f"Local Kinesis at {endpoint}: {named}; it keeps nothing"
-            if self._local
-            else f"Ships to {endpoint}",
-            tenants="Credentials are not checked" if is_open else f"Tenants from {settings.tenants}",
+            kinesis=kinesis,
+            tenants=tenants,
             authorization="" if is_open else " -H 'Authorization: Bearer KEY'",
             workers=f"  {settings.workers} processes\n" if settings.workers > 1 else "",
         )
@@ -188,16 +205,6 @@ def _report(stats: StatsDocument) -> ProducerReport:
     lost = counts.pop("lost")
     counts["failed"] = counts["failed"] | ({_LOST: lost} if lost else {})
     return ProducerReport(**counts, complete=not counts["failed"] and not counts["buffered"])
-
-
-def _warn_of_orphaned_spools(settings: IngestSettings) -> None:
-    path = durable_path(settings)
-    count = 0 if path is None else len(numbered_files(path))
-    if count:
-        note(
-            f"warning: {path} has {count} files beside it of an earlier run with --workers; run with --workers 2 "
-            f"or more to deliver the records in them"
-        )
 
 
 @contextlib.contextmanager

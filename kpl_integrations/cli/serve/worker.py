@@ -24,7 +24,7 @@ from kpl_core import ConfigError, KinesisTransport
 from kpl_core.durability.spool import SpoolError
 from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_hangup, on_signal
-from kpl_integrations.cli.terminal import LogFormat, print_failure, show_logs
+from kpl_integrations.cli.terminal import LogFormat, print_exceptions_as, print_failure, show_all_logs
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import SpareSockets
 from kpl_integrations.ingest.serving import GatewayServer
@@ -41,7 +41,7 @@ from kpl_integrations.ingest.workers.spool_files import has_more, settings_of_wo
 
 _INPUT: Final = 0
 _POLL_SECONDS: Final = 0.25
-LOGGED: Final = (("kpl_integrations", logging.INFO), ("kpl_core", logging.INFO), ("uvicorn.error", logging.ERROR))
+LOGGED: Final = {"kpl_integrations": logging.INFO, "kpl_core": logging.INFO, "uvicorn.error": logging.ERROR}
 
 
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +58,10 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     embedded_url: str | None
 
 
-def log_format_of(settings: IngestSettings, worker: int | None = None) -> LogFormat:
-    """Return how the log lines of this gateway are printed."""
-    return LogFormat(has_time=True, is_json=settings.log_format == "json", worker=worker)
+def log_format_of_environment(worker: int | None = None) -> LogFormat:
+    """Return how this process prints. It is known before the settings are, because errors of the settings are lines."""
+    found = [value for name, value in os.environ.items() if name.upper() == "KPL_INGEST_LOG_FORMAT"]
+    return LogFormat(has_time=True, is_json=found == ["json"], worker=worker)
 
 
 @contextlib.contextmanager
@@ -78,11 +79,14 @@ def tenant_directory(settings: IngestSettings, *, local: bool, first_stream: str
     """Return the tenants that may use the gateway.
 
     Raises:
-        CommandFailure: there are no tenants, and the gateway would be open to other machines.
-        ConfigError: the tenants file cannot be used.
+        CommandFailure: there are no tenants, and the gateway would be open to other machines, or the tenants file
+            cannot be used.
     """
     if settings.tenants is not None:
-        return FileTenants(settings.tenants, default_ack=settings.default_ack)
+        try:
+            return FileTenants(settings.tenants, default_ack=settings.default_ack)
+        except ConfigError as error:
+            raise CommandFailure(str(error), exit_code=ExitCode.BAD_INPUT) from error
     if not local:
         message = (
             "no tenants are configured, so no client could send records; name a file of tenants with --tenants (make "
@@ -117,6 +121,7 @@ async def _run() -> None:
     if not stat.S_ISSOCK(os.fstat(_INPUT).st_mode):
         message = "`kpl serve --workers` starts the workers; start that command instead"
         raise CommandFailure(message)
+    shown = log_format_of_environment()
     channel = await Channel.over(socket.socket(fileno=_INPUT))
     status = ExitCode.DONE
     try:
@@ -124,12 +129,11 @@ async def _run() -> None:
         if first is not None:
             with known_failures(), contextlib.ExitStack() as logs:
                 instructions = msgspec.json.decode(first, type=Instructions)
-                shown = log_format_of(load_settings(**instructions.given), instructions.identity.worker)
-                for name, level in LOGGED:
-                    logs.enter_context(show_logs(name, level, shown))
+                shown = log_format_of_environment(instructions.identity.worker)
+                logs.enter_context(show_all_logs(LOGGED, shown))
                 await _serve(instructions, channel)
     except CommandFailure as failure:
-        print_failure(failure)
+        shown.failure(failure)
         status = failure.exit_code
     # All is closed and reported. uvloop's own closing was seen to hang, so do not wait for it.
     sys.stderr.flush()
@@ -188,6 +192,7 @@ async def _drain(gateway: IngestGateway, channel: Channel, stopped: anyio.Event)
 
 def main() -> int:
     """Serve, and exit with the status; return one only if this process was not started by the supervisor."""
+    print_exceptions_as(log_format_of_environment())
     try:
         anyio.run(_run, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
     except CommandFailure as failure:
