@@ -5,10 +5,12 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+_detached: Final[set[asyncio.Task[None]]] = set()
 
 
 def running_loop() -> object:
@@ -47,6 +49,37 @@ def run_soon(function: Callable[[], object]) -> None:
             function()
         else:
             trio.lowlevel.current_trio_token().run_sync_soon(function)
+
+
+def start_detached(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `run` in a task of the running event loop that no task group waits for. It must not raise."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        import trio  # noqa: PLC0415
+
+        trio.lowlevel.spawn_system_task(run)
+        return
+    task = loop.create_task(run())
+    # The loop itself has weak references only.
+    _detached.add(task)
+    task.add_done_callback(_detached.discard)
+
+
+def caller_from_any_thread() -> Callable[[Callable[[], object]], None]:
+    """Return a function that calls a function in the event loop that runs now; without effect after its end."""
+    try:
+        call: Callable[..., object] = asyncio.get_running_loop().call_soon_threadsafe
+    except RuntimeError:
+        import trio  # noqa: PLC0415
+
+        call = trio.lowlevel.current_trio_token().run_sync_soon
+
+    def call_soon(function: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):
+            call(function)
+
+    return call_soon
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:

@@ -3,8 +3,10 @@
 from kpl_core.limits.adaptive_refill import AdaptiveRefill
 from kpl_core.limits.admission_gate import AdmissionGate, Overflow, RefusedWork, Verdict, Work
 from kpl_core.limits.fair_merge import fair_merge
+from kpl_core.limits.limiter import Limiter
 from kpl_core.limits.rate_limited import AnyStream, ScopedStream, Stream, rate_limited
 from kpl_core.limits.rejection_monitor import RejectionMonitor
+from kpl_core.limits.scoped_items import ScopedItems
 from kpl_core.limits.token_bucket_limiter import (
     METRIC_NAMES,
     HeadroomWarning,
@@ -21,10 +23,12 @@ __all__ = [
     "AdmissionGate",
     "AnyStream",
     "HeadroomWarning",
+    "Limiter",
     "MetricSample",
     "Overflow",
     "RefusedWork",
     "RejectionMonitor",
+    "ScopedItems",
     "ScopedStream",
     "Stream",
     "TokenBucketLimiter",

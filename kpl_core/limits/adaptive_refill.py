@@ -59,8 +59,9 @@ class AdaptiveRefill:
         for name, value in (references | {"window_seconds": window_seconds}).items():
             require_number(name, value, ABOVE_ZERO)
         self._window_seconds = window_seconds
-        # The reports of this window, as lists by sign, and when it ends.
-        self._reports: tuple[list[float], ...] = ([], [], [])
+        # The sums of this window's reports, by sign, and their number; and when it ends.
+        self._sums: tuple[float, ...] = (0.0, 0.0, 0.0)
+        self._reports = 0
         self._ends_at: float | None = None
         self._limiter = limiter
         self._base = limiter.refill_rate
@@ -90,8 +91,8 @@ class AdaptiveRefill:
                 f"{dead_letter_depth!r}; they must be finite, 0 or more, and refused at most 1"
             )
             raise ValueError(message)
-        for values, value in zip(self._reports, report, strict=True):
-            values.append(value)
+        self._sums = tuple(total + value for total, value in zip(self._sums, report, strict=True))
+        self._reports += 1
         if self._ends_at is None:
             self._ends_at = now + self._window_seconds
         elif now >= self._ends_at:
@@ -100,9 +101,8 @@ class AdaptiveRefill:
         return self._limiter.refill_rate
 
     def _end_window(self) -> None:
-        means = [math.fsum(values) / len(values) for values in self._reports]
-        for values in self._reports:
-            values.clear()
+        means = [total / self._reports for total in self._sums]
+        self._sums, self._reports = (0.0, 0.0, 0.0), 0
         ratios = tuple(value / reference for value, reference in zip(means, self._references, strict=True))
         before = self._ratios or ratios
         self._ratios = tuple(

@@ -12,15 +12,17 @@ stream into a bounded buffer. So
 * the buffered items of a stream that ended or raised are still delivered, and the other streams go on.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Generic, NoReturn, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from kpl_core.fairness import FairQueue
-from kpl_core.limits.rate_limited import AnyStream, ScopedStream, opened, require_description
+from kpl_core.limits.rate_limited import AnyStream, opened, require_description
+from kpl_core.limits.scoped_items import ScopedItems
 from kpl_core.options.policy import FairnessPolicy
 
 T = TypeVar("T")
@@ -31,11 +33,14 @@ _OF_THE_BLOCK: Final = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
 
 def fair_merge(
     streams: Sequence[AnyStream[T]] | Mapping[str, AnyStream[T]], policy: FairnessPolicy | None = None
-) -> ScopedStream[T]:
+) -> Callable[[], ScopedItems[T]]:
     """Return a description of the fair merge of `streams`. Each stream's items pass unchanged and in order.
 
         async with fair_merge({"gold": gold, "trial": trial}, FairnessPolicy({"gold": 3}))() as items:
             async for item in items: ...
+
+        async for item in fair_merge(...)(): ...                              # read to its end
+        async with aclosing(fair_merge(...)()) as items: ...                  # may be left early
 
     It buffers at most `max_buffer_per_flow` items of each stream. Leaving the block, by its end, an exception or a
     cancellation, closes every stream and drops the buffered items.
@@ -76,7 +81,7 @@ def fair_merge(
         if raised is not None:
             raise raised
 
-    return merged
+    return partial(ScopedItems, merged)
 
 
 class _Source(Generic[T]):

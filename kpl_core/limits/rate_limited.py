@@ -4,8 +4,8 @@ A stream is a description: a callable without arguments that starts it. Nothing 
 combined, and every call starts a new run. A call returns one of two running forms:
 
     Stream        an async iterator, such as a call of an async generator function
-    ScopedStream  an async context manager that gives one, for a stream with tasks of its own:
-                  a task group must not stay open across the `yield` of a generator
+    ScopedStream  an async context manager that gives one, for a stream with tasks of its own;
+                  those of this package are iterators too (`scoped_items.py`)
 
     async for item in stream(): ...
     async with scoped_stream() as items:
@@ -26,6 +26,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import anyio
 
+from kpl_core.limits.scoped_items import ScopedItems
 from kpl_core.options.policy import RateLimitPolicy
 from kpl_core.pipeline.token_bucket import TokenBucket
 
@@ -108,7 +109,9 @@ def rate_limited(
 
     def description() -> AsyncIterator[Any] | AbstractAsyncContextManager[AsyncIterator[Any]]:
         running = stream()
-        return scoped(running) if isinstance(running, AbstractAsyncContextManager) else limit(running)
+        if isinstance(running, AbstractAsyncContextManager):
+            return ScopedItems(partial(scoped, running))
+        return limit(running)
 
     return cast("AnyDescription", description)
 

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 from kpl_core.errors import ConfigError
-from kpl_core.options.validation import ABOVE_ZERO, require, require_number
+from kpl_core.options.validation import ABOVE_ZERO, Bound, require, require_number
 
 _STEPS: Final = 60
+# 30,000 years, so that the number of a step is exact.
+_ANY_INSTANT: Final = Bound(-1e12, 1e12, "seconds")
 
 
 class RejectionMonitor:
@@ -64,7 +66,11 @@ class RejectionMonitor:
         self._is_raised = False
 
     def record(self, granted: bool, now: float) -> bool:  # noqa: FBT001 - the result of `acquire`
-        """Count one decision at `now`, in seconds. Return True if there is backpressure."""
+        """Count one decision at `now`, in seconds. Return True if there is backpressure.
+
+        Raises:
+            ValueError: `now` is not a number between -1e12 and 1e12. Nothing is counted.
+        """
         step = self._advance(now)
         if not self._steps or self._steps[-1][0] != step:
             self._steps.append([step, 0, 0])
@@ -77,7 +83,7 @@ class RejectionMonitor:
         return self._judge()
 
     def has_backpressure(self, now: float) -> bool:
-        """Return True if there is backpressure at `now`. It can end by time alone."""
+        """Return True if there is backpressure at `now`. It can end by time alone. Raises as `record`."""
         self._advance(now)
         return self._judge()
 
@@ -92,6 +98,7 @@ class RejectionMonitor:
 
     def _advance(self, now: float) -> int:
         """Drop the steps that are too old. An instant before the latest counts as the latest."""
+        require_number("now", now, _ANY_INSTANT, error=ValueError)
         self._latest = max(now, self._latest)
         step = math.floor(self._latest / self._step_seconds)
         while self._steps and self._steps[0][0] < step - _STEPS:

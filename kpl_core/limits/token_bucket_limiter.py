@@ -62,12 +62,16 @@ class TokenBucketLimiter:
         """Take `n` tokens or none. Return whether they were granted, and how many remain.
 
         Raises:
-            ValueError: `n` is not above 0, or can never be granted, because it is above the capacity without the
-                reserve for "critical".
+            ValueError: `n` is not a number above 0, or can never be granted, because it is above the capacity without
+                the reserve for "critical".
         """
         # Every line costs every caller, so this is written for floats and for the most frequent case.
         room = self._common if tier == "normal" else self._room_of(tier)
-        if not n > 0.0:
+        try:
+            is_above_zero = n > 0.0
+        except TypeError:
+            is_above_zero = False
+        if not is_above_zero:
             raise _never(n, tier, room)
         with self._lock:
             now = self._clock_ns()
@@ -109,7 +113,7 @@ class TokenBucketLimiter:
             ValueError: `n` is not above 0, or above what its tier can be granted, or the tier is unknown.
         """
         room = self._room_of(tier)
-        if not 0 < n <= room:
+        if not _is_above_zero(n) or n > room:
             raise _never(n, tier, room)
 
     def _room_of(self, tier: Tier) -> float:
@@ -162,8 +166,15 @@ class TokenBucketLimiter:
         return max(0.0, self._spent - (self._latest - self._since) * self._rate_per_ns)
 
 
+def _is_above_zero(n: float) -> bool:
+    try:
+        return n > 0
+    except TypeError:
+        return False
+
+
 def _never(n: float, tier: Tier, room: float) -> ValueError:
-    if not n > 0:
+    if not _is_above_zero(n):
         return ValueError(f"n is {n!r}; it must be a number of tokens above 0")
     return ValueError(f"n is {n!r}; {tier} work can never be granted more than {room:g} tokens at once; split it")
 

@@ -43,6 +43,8 @@ _logger = logging.getLogger(__name__)
 _READ_FAILURES: Final = (BotoCoreError, ClientError, OSError)
 # An older summary counts as missing.
 STALE_INTERVALS: Final = 3.0
+# So many workers whose clocks differ are named at once.
+_MOST_NAMED: Final = 10
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 
 
@@ -53,6 +55,8 @@ class _Aggregation:
         self._staleness = staleness_cutoff
         self._interval = interval
         self._output_key = output_key
+        # The workers whose reports had the time of another clock in the last summary.
+        self._differing: frozenset[str] = frozenset()
 
     def _make_repetition(self, place: str) -> Repetition:
         return Repetition(
@@ -62,12 +66,25 @@ class _Aggregation:
             on_failure=lambda error: _logger.warning("cannot write the summary at %s: %s; will retry", place, error),
         )
 
-    def _is_report(self, key: str) -> bool:
-        return key.endswith(".json") and not key.endswith(self._output_key)
+    def _is_report(self, key: str, prefix: str) -> bool:
+        # Not those of a longer prefix: "job-20worker-1.json" begins with "job-2".
+        return key.startswith(f"{prefix}worker-") and key.endswith(".json") and not key.endswith(self._output_key)
 
     def _summed(self, reports: list[Consumption | None]) -> ConsumptionSummary:
-        readable = [each for each in reports if each is not None]
-        return summed(readable, at=time.time(), staleness_seconds=self._staleness)
+        readable, now = [each for each in reports if each is not None], time.time()
+        ages = {each.worker_id: now - each.timestamp for each in readable}
+        differing = frozenset(worker for worker, age in ages.items() if abs(age) > self._staleness)
+        for worker in sorted(differing - self._differing)[:_MOST_NAMED]:
+            _logger.warning(
+                "the report of worker %s is %.0f s %s: %s",
+                ascii(worker),
+                abs(ages[worker]),
+                *("old", "it has ended, or its clock is late; it does not count")
+                if ages[worker] > 0
+                else ("in the future", "its clock differs from this one; set both by NTP"),
+            )
+        self._differing = differing
+        return summed(readable, at=now, staleness_seconds=self._staleness)
 
 
 class DistributedRateAggregator(_Aggregation, RepeatingThread):
@@ -76,7 +93,7 @@ class DistributedRateAggregator(_Aggregation, RepeatingThread):
     Args:
         session: a boto3 session.
         bucket: the bucket with the workers' objects.
-        prefix: the prefix of their keys; a / is appended if it is missing.
+        prefix: the start of their keys, as it is: with "job-2" a worker's key is "job-2worker-<id>.json".
         staleness_cutoff: age in seconds from which a worker's object is ignored.
         interval: seconds between two summaries.
         output_key: the summary's name below the prefix.
@@ -98,7 +115,7 @@ class DistributedRateAggregator(_Aggregation, RepeatingThread):
         RepeatingThread.__init__(self, self.aggregate_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
         self._client = session.client("s3")
         self._bucket = bucket
-        self._prefix = _with_slash(prefix)
+        self._prefix = prefix
         if autostart:
             self.start()
 
@@ -113,7 +130,7 @@ class DistributedRateAggregator(_Aggregation, RepeatingThread):
         keys: list[str] = []
         for page in pages:
             tokens.follow(page.get("NextContinuationToken"))
-            keys += [each["Key"] for each in page.get("Contents", ()) if self._is_report(each["Key"])]
+            keys += [each["Key"] for each in page.get("Contents", ()) if self._is_report(each["Key"], self._prefix)]
         with ThreadPoolExecutor(max_workers) as readers:
             summary = self._summed(list(readers.map(self._read, keys)))
         self._client.put_object(
@@ -149,7 +166,8 @@ class AsyncDistributedRateAggregator(_Aggregation, RepeatingTask):
     ) -> None:
         _Aggregation.__init__(self, staleness_cutoff=staleness_cutoff, interval=interval, output_key=output_key)
         RepeatingTask.__init__(self, self.aggregate_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
-        self._store = S3Store(client, bucket, _with_slash(prefix))
+        # The prefix is a part of the names, because the store would append a /.
+        self._store, self._prefix = S3Store(client, bucket, ""), prefix
         if autostart:
             self.start()
 
@@ -159,9 +177,10 @@ class AsyncDistributedRateAggregator(_Aggregation, RepeatingTask):
         Raises:
             StoreFailed: the bucket cannot be listed or written.
         """
-        listing = await self._store.read_all("")
-        summary = self._summed([_decoded(key, body) for key, body in listing.bodies.items() if self._is_report(key)])
-        await self._store.write(self._output_key, msgspec.json.encode(summary))
+        listing = await self._store.read_all(f"{self._prefix}worker-")
+        reports = [(key, body) for key, body in listing.bodies.items() if self._is_report(key, self._prefix)]
+        summary = self._summed([_decoded(key, body) for key, body in reports])
+        await self._store.write(self._prefix + self._output_key, msgspec.json.encode(summary))
         return summary
 
 
@@ -250,6 +269,7 @@ class _SharedLimiter:
             worker_id=self.worker_id,
         )
         self._is_leased = options.policy == "leases"
+        self._summary_is_fresh = True
         self._object_name = f"{'report' if self._is_leased else 'worker'}-{self.worker_id}.json"
         self._scaled = ScaledRates(
             aggregate_max=options.aggregate_max, worker_max=options.worker_max, initial=options.initial
@@ -290,8 +310,19 @@ class _SharedLimiter:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             _logger.warning("cannot parse %s (%s); keeping the current limits", self._options.summary_key, error)
             return
-        if abs(self._options.wall_clock() - summary.timestamp) > STALE_INTERVALS * self._options.sync_interval:
-            # Its aggregator has stopped. Applied again and again, it would change the limits without end.
+        age, was_fresh = self._options.wall_clock() - summary.timestamp, self._summary_is_fresh
+        self._summary_is_fresh = abs(age) <= STALE_INTERVALS * self._options.sync_interval
+        if not self._summary_is_fresh:
+            # Applied again and again, it would change the limits without end.
+            if was_fresh:
+                _logger.warning(
+                    "%s is %.0f s %s: %s; keeping the current limits",
+                    self._options.summary_key,
+                    abs(age),
+                    *("old", "its aggregator has stopped, or a clock differs")
+                    if age > 0
+                    else ("in the future", "the clocks of its aggregator and of this worker differ"),
+                )
             return
         self._scaled.apply(summary)
         self.limiter.set_rates(*self._scaled.rates)
@@ -311,7 +342,7 @@ class DistributedRateWorker(_SharedLimiter, RepeatingThread):
     Args:
         session: a boto3 session; clients that it creates from now on are limited.
         bucket: the bucket that the workers share.
-        prefix: the prefix of their keys; a / is appended if it is missing.
+        prefix: the prefix of their keys. With leases a / is appended if it is missing; "proportional" uses it as it is.
         autostart: start the thread now.
         options: those of `RateOptions`.
     """
@@ -329,7 +360,7 @@ class DistributedRateWorker(_SharedLimiter, RepeatingThread):
         RepeatingThread.__init__(self, self.sync_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
         self._client = session.client("s3")
         self._bucket = bucket
-        self._prefix = _with_slash(prefix)
+        self._prefix = _with_slash(prefix) if self._is_leased else prefix
         self._lease_thread: LeaseThread | None = None
         if self._is_leased:
             store = S3Store(ThreadedS3Client(self._client), bucket, self._prefix)
@@ -385,7 +416,7 @@ class AsyncDistributedRateWorker(_SharedLimiter, RepeatingTask):
         session: an aiobotocore session; clients that it creates from now on are limited.
         client: an aiobotocore client for S3; its owner closes it.
         bucket: the bucket that the workers share.
-        prefix: the prefix of their keys; a / is appended if it is missing.
+        prefix: the prefix of their keys. With leases a / is appended if it is missing; "proportional" uses it as it is.
         autostart: start the task now.
         options: those of `RateOptions`.
     """
@@ -402,7 +433,9 @@ class AsyncDistributedRateWorker(_SharedLimiter, RepeatingTask):
     ) -> None:
         _SharedLimiter.__init__(self, RateOptions(**options))
         RepeatingTask.__init__(self, self.sync_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
-        self._store = S3Store(client, bucket, _with_slash(prefix))
+        # With "proportional" the prefix is a part of the names, because the store would append a /.
+        self._store = S3Store(client, bucket, prefix if self._is_leased else "")
+        self._name_prefix = "" if self._is_leased else prefix
         self._lease_worker = self._leased(self._store) if self._is_leased else None
         self.limiter.attach(session)
         if autostart:
@@ -428,7 +461,7 @@ class AsyncDistributedRateWorker(_SharedLimiter, RepeatingTask):
             StoreFailed: S3 failed.
         """
         await self.stop()
-        await self._store.delete(self._object_name)
+        await self._store.delete(self._name_prefix + self._object_name)
 
     async def sync_once(self) -> None:
         """Write this worker's report, read the summary, and rescale the limits. Policy "proportional" only.
@@ -436,8 +469,8 @@ class AsyncDistributedRateWorker(_SharedLimiter, RepeatingTask):
         Raises:
             StoreFailed: S3 failed; the limits stay as they are.
         """
-        await self._store.write(self._object_name, self._report())
-        summary = (await self._store.read(self._options.summary_key)).body
+        await self._store.write(self._name_prefix + self._object_name, self._report())
+        summary = (await self._store.read(self._name_prefix + self._options.summary_key)).body
         # Without a summary, which may not be written yet, the current limits stay.
         if summary is not None:
             self._apply_summary(summary)

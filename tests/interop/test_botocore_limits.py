@@ -122,7 +122,7 @@ def test_twenty_boto3_workers_stay_within_the_shared_capacity(moto: Emulator, ta
 
 def test_the_objects_are_those_of_the_example(moto: Emulator, table: str, bucket: str) -> None:
     session = Session(moto)
-    worker = DistributedRateWorker(session, bucket, "job", autostart=False, worker_id="one", policy="proportional")
+    worker = DistributedRateWorker(session, bucket, "job/", autostart=False, worker_id="one", policy="proportional")
     assert worker.limiter.rates == (1_500.0, 500.0)
     aggregator = DistributedRateAggregator(session, bucket, "job/", autostart=False)
     s3 = session.client("s3")

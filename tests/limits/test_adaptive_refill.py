@@ -1,6 +1,7 @@
 """The refill rate falls under pressure within its band, follows a step without oscillation, and recovers."""
 
 import math
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -173,3 +174,15 @@ def test_an_invalid_report_changes_nothing(report):
         adaptive.update(*report)
     assert limiter.refill_rate == pytest.approx(90.0)
     assert adaptive.update(0.3, False, 0) == pytest.approx(90.0)
+
+
+def test_a_window_of_a_million_answers_takes_the_memory_of_one():
+    adaptive = AdaptiveRefill(TokenBucketLimiter(100, 100), target_latency_seconds=0.1)
+    adaptive.update(0.1, False, 0, 0.0)
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            adaptive.update(0.1, False, 0, 1.0)
+        assert tracemalloc.get_traced_memory()[0] < 10_000
+    finally:
+        tracemalloc.stop()

@@ -1,7 +1,9 @@
 """fair_merge in virtual time: the order of items, and that no stream is delayed, lost or left open."""
 
+import gc
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -371,3 +373,82 @@ async def test_fairness_applies_before_the_rate_limit():
 
 async def test_a_plain_stream_needs_no_scope():
     assert await collect(rate_limited(Source("ab"), RateLimitPolicy())) == ["a", "b"]
+
+
+async def test_a_plain_loop_as_the_specification_writes_it_reads_every_item_and_closes_every_source():
+    sources = [Source("abc"), Source("xyz")]
+    assert [item async for item in fair_merge(sources)()] == list("axbycz")
+    assert [source.closed for source in sources] == [1, 1]
+
+
+async def test_a_rate_limited_merge_is_a_plain_loop_too():
+    fair = fair_merge([endless("A"), endless("B")], FairnessPolicy(weights={0: 1, 1: 4}))
+    received = []
+    async for item in rate_limited(fair, RateLimitPolicy(tokens_per_second=100.0, burst_tokens=10))():
+        received.append(item)
+        if len(received) == 100:
+            break
+    assert received.count("B") == 80
+    assert anyio.current_time() == pytest.approx(0.9, abs=0.001)
+
+
+async def test_a_loop_left_early_inside_aclosing_has_closed_every_source():
+    sources = [Source(range(100)), Source(range(100))]
+    async with aclosing(fair_merge(sources)()) as items:
+        async for item in items:
+            if item == 3:
+                break
+    assert [source.closed for source in sources] == [1, 1]
+    await items.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(items)
+
+
+async def test_an_abandoned_loop_closes_every_source_soon():
+    sources = [Source(range(100)), Source(range(100))]
+    async for item in fair_merge(sources)():
+        if item == 3:
+            break
+    gc.collect()
+    with anyio.fail_after(1):
+        while [source.closed for source in sources] != [1, 1]:  # noqa: ASYNC110 - in virtual time
+            await anyio.sleep(0.001)
+
+
+async def test_a_run_that_was_never_started_and_is_garbage_has_no_effect():
+    source = Source("abc")
+    fair_merge([source])()
+    gc.collect()
+    await anyio.lowlevel.checkpoint()
+    assert source.started == 0
+
+
+async def test_an_iteration_may_begin_inside_a_scope_that_ends_before_it():
+    """As a generator with a task group, it would end the wrong scope."""
+    items = fair_merge([Source("abc", delay=1.0)])()
+    with anyio.fail_after(1.5):
+        assert await anext(items) == "a"
+    with anyio.move_on_after(0.5) as early:
+        await anext(items)
+    assert early.cancelled_caught
+    assert [item async for item in items] == ["b", "c"]
+
+
+async def test_a_plain_loop_raises_the_failures_of_its_streams():
+    sources = [Source("ab", error=ValueError("mine")), Source("xy")]
+    items = fair_merge(sources)()
+    assert [await anext(items) for _ in range(4)] == list("axby")
+    with pytest.raises(ExceptionGroup) as raised:
+        await anext(items)
+    assert [str(error) for error in raised.value.exceptions] == ["mine"]
+
+
+async def test_a_plain_loop_raises_what_prevents_its_start():
+    @asynccontextmanager
+    async def broken() -> AsyncGenerator[AsyncIterator[str], None]:
+        message = "no connection"
+        raise ConnectionError(message)
+        yield
+
+    with pytest.raises(ConnectionError, match="no connection"):
+        await anext(rate_limited(broken, RateLimitPolicy(tokens_per_second=1.0))())  # type: ignore[call-overload]

@@ -138,3 +138,15 @@ def test_the_minimum_of_requests_is_at_least_one():
 def test_the_window_must_be_finite_and_positive(window_seconds):
     with pytest.raises(ConfigError, match="window_seconds is"):
         RejectionMonitor(window_seconds=window_seconds)
+
+
+@pytest.mark.parametrize("now", [math.inf, -math.inf, math.nan, "1", None])
+def test_an_instant_that_is_no_finite_number_is_a_value_error_and_counts_nothing(now):
+    monitor = RejectionMonitor(min_requests=1)
+    monitor.record(False, 1.0)
+    with pytest.raises(ValueError, match=r"now is .*; it must be .* .seconds."):
+        monitor.record(False, now)
+    with pytest.raises(ValueError, match="now is"):
+        monitor.has_backpressure(now)
+    assert monitor.rejected_share(1.0) == 1.0
+    assert monitor.record(True, 2.0)
