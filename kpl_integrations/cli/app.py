@@ -169,7 +169,6 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     """
     with requires_extra("ingest"):
         from kpl_integrations.cli.serve.serve import Serve  # noqa: PLC0415
-        from kpl_integrations.cli.serve.worker import log_format_of_environment  # noqa: PLC0415
 
     given = {
         "host": host,
@@ -185,9 +184,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
         "endpoint_url": endpoint_url,
         "region": region,
     }
-    log_format = log_format_of_environment()
-    served = Serve(local=local, streams=stream or ["demo:4"], given=given, log_format=log_format)
-    run(served.run, log_format=log_format)
+    run(Serve(local=local, streams=stream or ["demo:4"], given=given).run, is_server=True)
 
 
 @app.command()

@@ -14,7 +14,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
-from kpl_integrations.cli.terminal import PLAIN, LogFormat, print_exceptions_as, print_failure, show_logs
+from kpl_integrations.cli.terminal import (
+    PLAIN,
+    log_format_of_environment,
+    print_exceptions_as,
+    print_failure,
+    show_logs,
+)
 
 EXIT_CODES: Final = (
     "Exit status: 0 done, 1 not every record arrived, 2 wrong usage, 3 Kinesis cannot be used, 4 bad input, "
@@ -91,18 +97,15 @@ def requires_extra(extra: str) -> Iterator[None]:
         raise typer.Exit(ExitCode.UNUSABLE) from error
 
 
-def run(
-    command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: object, log_format: LogFormat | None = None
-) -> None:
+def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: object, is_server: bool = False) -> None:
     """Run a command to its exit status and print a failure as one sentence.
 
-    A server gives a `log_format`, in which it shows its logs itself; it uses uvloop if that is installed.
+    A server uses uvloop if it is installed, prints in the form that its environment says, and shows its logs itself.
     """
-    is_server, shown = log_format is not None, log_format or PLAIN
+    shown = log_format_of_environment() if is_server else PLAIN
     print_exceptions_as(shown)
     try:
         options = {"use_uvloop": is_server and find_spec("uvloop") is not None}
-        # A server shows logs in the form of its settings.
         with contextlib.nullcontext() if is_server else show_logs("kpl_core", logging.WARNING):
             status = anyio.run(command, *arguments, backend_options=options)
     except CommandFailure as failure:

@@ -1,6 +1,7 @@
 """Output of the commands: results on stdout, everything else on stderr, no escape codes in a pipe."""
 
 import logging
+import os
 import sys
 import time
 import traceback
@@ -185,6 +186,12 @@ class _NoteHandler(logging.Handler):
                 sys.stderr.write(self.log_format.line(record) + "\n")
         else:
             note(self.log_format.line(record))
+
+
+def log_format_of_environment(worker: int | None = None) -> LogFormat:
+    """Return how a server prints. It is known before the settings are, because errors of the settings are lines too."""
+    found = [value for name, value in os.environ.items() if name.upper() == "KPL_INGEST_LOG_FORMAT"]
+    return LogFormat(has_time=True, is_json=found == ["json"], worker=worker)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from kpl_integrations.cli.serve.worker import (
     known_failures,
     tenant_directory,
 )
-from kpl_integrations.cli.terminal import LogFormat, show_all_logs
+from kpl_integrations.cli.terminal import log_format_of_environment, show_all_logs
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.certificate import ServerCertificate
@@ -62,14 +62,12 @@ _TAIL: Final = """\
 class Serve:
     """One run of the command. `given` are settings; None means the environment's value or the default."""
 
-    def __init__(
-        self, *, local: bool, streams: Sequence[str], given: Mapping[str, object], log_format: LogFormat
-    ) -> None:
+    def __init__(self, *, local: bool, streams: Sequence[str], given: Mapping[str, object]) -> None:
         self._local = local
         self._stream_texts = list(streams)
         self._streams: dict[str, int] = {}
         self._given = dict(given)
-        self._log_format = log_format
+        self._log_format = log_format_of_environment()
 
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""

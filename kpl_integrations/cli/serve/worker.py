@@ -24,7 +24,7 @@ from kpl_core import ConfigError, KinesisTransport
 from kpl_core.durability.spool import SpoolError
 from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_hangup, on_signal
-from kpl_integrations.cli.terminal import LogFormat, print_exceptions_as, print_failure, show_all_logs
+from kpl_integrations.cli.terminal import log_format_of_environment, print_exceptions_as, print_failure, show_all_logs
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import SpareSockets
 from kpl_integrations.ingest.serving import GatewayServer
@@ -56,12 +56,6 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     local: bool
     first_stream: str
     embedded_url: str | None
-
-
-def log_format_of_environment(worker: int | None = None) -> LogFormat:
-    """Return how this process prints. It is known before the settings are, because errors of the settings are lines."""
-    found = [value for name, value in os.environ.items() if name.upper() == "KPL_INGEST_LOG_FORMAT"]
-    return LogFormat(has_time=True, is_json=found == ["json"], worker=worker)
 
 
 @contextlib.contextmanager
