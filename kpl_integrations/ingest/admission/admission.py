@@ -26,6 +26,7 @@ from kpl_core import (
 from kpl_core.hooks import BreakerChanged
 from kpl_core.records.record_result import INTERNAL
 from kpl_integrations.ingest.admission.refusals import (
+    GRACE_SECONDS,
     DrainRate,
     Refusal,
     Refused,
@@ -340,6 +341,8 @@ class Admission:
         quota, schedule = account.quota, account.quota_schedule
         assert quota is not None  # noqa: S101 - the caller checked
         quota.offer(count, size_bytes)
+        if schedule:
+            schedule.reprice(quota.slowdown, now)
         wait = 0.0
         if not schedule or not schedule.is_reserved(now, spare_seconds=quota.spare_seconds(count, size_bytes, now)):
             seconds = quota.try_take(count, size_bytes, now)
@@ -347,7 +350,9 @@ class Admission:
                 return
             wait = seconds
         cost = account.quota_cost_seconds(count, size_bytes)
+        schedule.reprice(quota.slowdown, now)
         retry_after = schedule.assign(cost, ready_in=wait, now=now)
+        quota.keep_until(now + retry_after + GRACE_SECONDS, now, booked_seconds=schedule.booked_seconds(now))
         states = quota.states(count, size_bytes, now)
         raise over_quota(account.tenant, states, records=count, size_bytes=size_bytes, retry_after=retry_after)
 

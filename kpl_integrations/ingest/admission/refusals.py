@@ -306,15 +306,33 @@ class RetryAfterScheduler:
     remains for the assigned slots.
     """
 
-    __slots__ = ("_chance", "_due", "_end", "_passed")
+    __slots__ = ("_chance", "_due", "_end", "_passed", "_slowdown")
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._chance = chance
         # Instants and costs, sorted. Rounding to seconds can give a later request an earlier slot.
         self._due: list[tuple[float, float]] = []
         self._end = -math.inf
+        # By which the costs were multiplied, because this process has a part of the tenant's rate.
+        self._slowdown = 1.0
         # How many requests `try_pass` let pass whose slots are neither taken nor expired.
         self._passed = 0
+
+    def reprice(self, slowdown: float, now: float) -> None:
+        """Cost the slots with the rate in force: a full rate is `slowdown` times as high as this process's rate now.
+
+        The times that clients were given stay.
+        """
+        if slowdown == self._slowdown:
+            return
+        factor, self._slowdown = slowdown / self._slowdown, slowdown
+        self._due = [(at, cost * factor) for at, cost in self._due]
+        if self._end > now:
+            self._end = now + (self._end - now) * factor
+
+    def booked_seconds(self, now: float) -> float:
+        """Return for how many seconds from now on there are slots one after the other."""
+        return max(0.0, self._end - now)
 
     def is_reserved(self, now: float, *, spare_seconds: float = 0.0) -> bool:
         """Return True if a request that arrives now would take capacity that is reserved for assigned slots.

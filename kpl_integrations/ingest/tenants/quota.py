@@ -13,6 +13,8 @@ from kpl_integrations.ingest.tenants.tenant import Tenant
 
 _MOST_DEBT_SECONDS: Final = 60.0
 _NEARLY_FULL: Final = 0.25
+# Retry-After has whole seconds, so a client that waits for it comes back after a second at the earliest.
+_KEPT_SECONDS: Final = 1.0
 
 
 class QuotaState(NamedTuple):
@@ -39,14 +41,19 @@ class TenantQuota:
     burst. `offered` counts the records and bytes of all requests, accepted or not; the parts follow from it.
     """
 
-    __slots__ = ("_bucket", "_burst_seconds", "_metered", "_rates", "_window_seconds", "offered", "woken")
+    __slots__ = ("_bucket", "_burst_seconds", "_kept_until", "_metered", "_rates", "_saved_seconds", "_window_seconds",
+                 "offered", "slowdown", "woken")  # fmt: skip
 
     def __init__(self, tenant: Tenant) -> None:
         rates = (("records", tenant.records_per_second), ("bytes", tenant.bytes_per_second))
         self._metered = tuple((name, rate) for name, rate in rates if rate is not None)
         self._rates = tuple(rate for _, rate in self._metered)
         self._window_seconds = max(1, math.ceil(tenant.burst_seconds))
-        self._burst_seconds = tenant.burst_seconds
+        # How many seconds of the rates the bucket saves: the burst, or more while clients wait for their retry time.
+        self._burst_seconds = self._saved_seconds = tenant.burst_seconds
+        self._kept_until = -math.inf
+        # The tenant's rate divided by this process's; the larger one of both rates.
+        self.slowdown = 1.0
         self.offered = (0.0, 0.0)
         # Called once before the next offer is counted.
         self.woken: Callable[[], object] | None = None
@@ -58,7 +65,7 @@ class TenantQuota:
 
     def _capacity(self, rate: float) -> float:
         # At least 1: with a capacity below the cost of the smallest request the bucket would always be in debt.
-        return max(1.0, rate * self._burst_seconds)
+        return max(1.0, rate * self._saved_seconds)
 
     def set_rates(self, records_per_second: float, bytes_per_second: float, now: float) -> None:
         """Set this process's rates from now on; ignore a rate that the tenant has no limit for."""
@@ -70,6 +77,25 @@ class TenantQuota:
             if rate != before:
                 self._bucket.set_rate(index, rate, now, capacity=self._capacity(rate))
         self._rates = rates
+        self.slowdown = max(most / rate for (_, most), rate in zip(self._metered, rates, strict=True))
+
+    def keep_until(self, at: float, now: float, *, booked_seconds: float) -> None:
+        """Save up to one second of the rates until then, for a client that waits for its retry time until `at`.
+
+        With a shorter burst such a client would get the burst of each second that it waits, and the rest would be
+        lost. It is not needed while the retry times of all clients use the rate for the whole second anyway.
+        """
+        if booked_seconds > _KEPT_SECONDS:
+            self._kept_until = now
+            return
+        self._kept_until = max(self._kept_until, at)
+        self._save(max(self._burst_seconds, _KEPT_SECONDS), now)
+
+    def _save(self, seconds: float, now: float) -> None:
+        if seconds != self._saved_seconds and self._bucket is not None:
+            self._saved_seconds = seconds
+            for index, rate in enumerate(self._rates):
+                self._bucket.set_rate(index, rate, now, capacity=self._capacity(rate))
 
     def offer(self, records: int, size_bytes: int) -> None:
         """Count a request's records and bytes before it is accepted or rejected."""
@@ -90,6 +116,7 @@ class TenantQuota:
 
         A rate whose burst is saved up, but for this request or a quarter, does not count: its tokens would be lost.
         """
+        self._drop_kept(now)
         spare = math.inf
         tokens = () if self._bucket is None else self._bucket.tokens(now)
         for left, cost, rate in zip(tokens, self._costs(records, size_bytes), self._rates, strict=True):
@@ -112,10 +139,15 @@ class TenantQuota:
         bucket = self._bucket
         if bucket is None:
             return None
+        self._drop_kept(now)
         costs = self._costs(records, size_bytes)
         if bucket.try_take(costs, now):
             return None
         return max(0.0, bucket.ready_at(costs, now) - now)
+
+    def _drop_kept(self, now: float) -> None:
+        if self._saved_seconds != self._burst_seconds and now > self._kept_until:
+            self._save(self._burst_seconds, now)
 
     def give_back(self, records: int, size_bytes: int) -> None:
         """Return what `try_take` took for records that the gateway or Kinesis did not accept."""

@@ -1,0 +1,128 @@
+"""What one tenant gets of its rate if its clients wait for Retry-After, and if they do not, in virtual time."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+import pytest
+
+from kpl_integrations.ingest.admission.admission import Admission
+from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
+from kpl_integrations.ingest.admission.refusals import GRACE_SECONDS, Refused, RetryAfterScheduler
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.tenants import Tenant, TenantQuota
+
+RATE = 100.0
+# Each client sends three times the rate.
+PAUSE_SECONDS = 1.0 / 300.0
+RETURN_SECONDS = 0.002
+
+
+def served(
+    *,
+    burst_seconds: float,
+    polite: int = 0,
+    rude: int = 0,
+    seconds: float = 60.0,
+    rates: Sequence[tuple[float, float]] = (),
+) -> tuple[list[float], Counter[str]]:
+    """Return the instants of the accepted records, and how polite clients fared when they came back.
+
+    `rates` are the changes of this process's lease: instants and rates.
+    """
+    chance = random.Random(1)
+    tenant = Tenant(id="t", records_per_second=RATE, burst_seconds=burst_seconds)
+    account = TenantAccount(tenant, keys=IdempotencyWindow(most_keys=1, seconds=1.0), chance=chance.random, now=0.0)
+    quota, schedule = account.quota, account.quota_schedule
+    assert quota is not None
+    events = [(chance.random() / 10.0, client) for client in range(polite + rude)]
+    heapify(events)
+    changes, accepted, waiting, returns = list(rates), [], set(), Counter[str]()
+    while (event := heappop(events))[0] < seconds:
+        now, client = event
+        while changes and changes[0][0] <= now:
+            quota.set_rates(changes.pop(0)[1], 1.0, now)
+        pause = PAUSE_SECONDS * chance.uniform(0.97, 1.03)
+        outcome = "taken"
+        try:
+            Admission._require_quota(account, 1, 0, now)  # noqa: SLF001 - the rest needs a producer
+            schedule.take_due(now)
+            accepted.append(now)
+        except Refused as refused:
+            outcome = "refused again"
+            if client < polite:
+                pause = (refused.retry_after or 0.0) + RETURN_SECONDS
+        returns[outcome] += client in waiting
+        waiting.discard(client)
+        if client < polite and outcome != "taken":
+            waiting.add(client)
+        heappush(events, (now + pause, client))
+    return accepted, returns
+
+
+def per_second(accepted: list[float], begin: float, end: float) -> float:
+    return sum(begin <= at < end for at in accepted) / (end - begin)
+
+
+@pytest.mark.parametrize("burst_seconds", [0.1, 0.25, 1.0])
+@pytest.mark.parametrize("clients", [1, 5, 20])
+def test_clients_that_wait_get_the_whole_rate_whatever_its_burst(burst_seconds: float, clients: int) -> None:
+    """Retry-After has whole seconds: with a burst of 0.25 s one client got 33 of 100 records a second, five got 26."""
+    accepted, returns = served(burst_seconds=burst_seconds, polite=clients)
+    assert 95 <= per_second(accepted, 5, 60) <= 105
+    assert returns["taken"] >= 0.95 * returns.total()
+    # One second's worth at once, and one second of the rate.
+    assert max(per_second(accepted, second, second + 1) for second in range(59)) <= 2 * RATE
+
+
+@pytest.mark.parametrize("burst_seconds", [0.25, 1.0])
+def test_a_client_that_does_not_wait_gets_the_rate_of_each_lease_at_once(burst_seconds: float) -> None:
+    """Its slots of the old, low rate held tokens: it got 84 to 94 of 100 records a second after it had moved here."""
+    leases = [(0.0, RATE / 6), (11.0, RATE / 3), (11.5, 60.0), (12.0, RATE)]
+    accepted, _ = served(burst_seconds=burst_seconds, rude=1, seconds=40.0, rates=leases)
+    assert per_second(accepted, 12, 14) >= 90
+    assert 95 <= per_second(accepted, 13, 40) <= 105
+    # A longer burst may be saved in one window and spent in the next.
+    slack = 5 if burst_seconds <= 0.25 else 100 * burst_seconds / 5
+    for begin in range(13, 35):
+        assert 100 - slack <= per_second(accepted, begin, begin + 5) <= 100 + slack
+
+
+def test_polite_clients_beside_one_that_does_not_wait_take_no_more_than_the_rate() -> None:
+    accepted, _ = served(burst_seconds=0.25, polite=3, rude=1)
+    assert 95 <= per_second(accepted, 5, 60) <= 105
+
+
+def test_tokens_above_the_burst_are_kept_only_while_a_client_may_come_back() -> None:
+    quota = TenantQuota(Tenant(id="t", records_per_second=RATE, burst_seconds=0.25))
+    assert quota.try_take(25, 0, 0.0) is None
+    quota.keep_until(1.0, 0.0, booked_seconds=0.5)
+    assert [state.remaining for state in quota.states(1, 0, 0.9)] == [90]
+    # Never more than one second's worth.
+    assert [state.remaining for state in quota.states(1, 0, 1.0)] == [100]
+    assert quota.try_take(100, 0, 1.0) is None
+    quota.keep_until(1.2 + GRACE_SECONDS, 1.2, booked_seconds=0.5)
+    assert quota.try_take(1, 0, 1.2 + GRACE_SECONDS) is None
+    # Afterwards, or while enough clients wait, the burst is the bound again.
+    assert quota.try_take(26, 0, 2.0 + GRACE_SECONDS) is None
+    assert quota.try_take(1, 0, 2.0 + GRACE_SECONDS) is not None
+
+
+def test_slots_are_costed_with_the_rate_in_force() -> None:
+    slots = RetryAfterScheduler(lambda: 0.0)
+    slots.reprice(6.0, 0.0)
+    waits = [slots.assign(2.0, ready_in=2.0, now=0.0) for _ in range(2)]
+    assert waits == [2, 5]
+    assert slots.booked_seconds(1.5) == pytest.approx(2.7)
+    # Two seconds of the low rate are to come in half a second.
+    assert slots.is_reserved(1.5, spare_seconds=0.4)
+    slots.reprice(1.0, 1.5)
+    # At the whole rate they are a third of a second.
+    assert not slots.is_reserved(1.5, spare_seconds=0.4)
+    assert slots.booked_seconds(1.5) == pytest.approx(0.45)
+    # The times that were given stay.
+    assert not slots.is_reserved(2.0)
+    slots.take_due(2.0)
+    assert slots.is_reserved(4.9)
+    assert not slots.is_reserved(5.0)
