@@ -5,6 +5,7 @@ tests/interop runs the same contract against independent servers.
 """
 
 import itertools
+from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 from aiohttp import ClientPayloadError
 from botocore.exceptions import ClientError, EndpointConnectionError
 
+from kpl_core.coordination.lease_sync import SUMMARY_NAME
 from kpl_core.coordination.store import MemoryStore, StoreFailed
-from kpl_core.coordination.stores.dynamodb import DynamoDbStore
+from kpl_core.coordination.stores import open_store
+from kpl_core.coordination.stores.dynamodb import COPIED_NAME, DynamoDbStore
 from kpl_core.coordination.stores.s3 import S3Store
 from kpl_core.coordination.worker import Coordinator
+from kpl_core.errors import ConfigError
 from tests.support.store_contract import CONTRACT
 
 pytestmark = pytest.mark.anyio
@@ -87,14 +91,24 @@ class FakeS3:
 
 
 class FakeDynamoDb:
-    """Three items per page."""
+    """Three items per page. It counts the reads and the writes of each item."""
 
     def __init__(self) -> None:
-        self.items: dict[str, dict[str, Any]] = {}
+        # By partition key and sort key.
+        self.groups: dict[tuple[str, str], dict[str, Any]] = {}
+        self.reads: Counter[tuple[str, str]] = Counter()
+        self.writes: Counter[tuple[str, str]] = Counter()
+        # Writes of these partition keys fail.
+        self.failing: set[str] = set()
+
+    @property
+    def items(self) -> "_Group":
+        return _Group(self.groups, "g")
 
     async def get_item(self, *, TableName: str, Key: Any, ConsistentRead: bool) -> Any:
         assert ConsistentRead
-        item = self.items.get(Key["name"]["S"])
+        self.reads[_key_of(Key)] += 1
+        item = self.groups.get(_key_of(Key))
         return metadata() if item is None else {"Item": item, **metadata()}
 
     async def put_item(
@@ -106,30 +120,55 @@ class FakeDynamoDb:
         ExpressionAttributeNames: Any = None,
         ExpressionAttributeValues: Any = None,
     ) -> Any:
-        known = self.items.get(Item["name"]["S"])
-        if ConditionExpression.startswith("attribute_not_exists") and known is not None:
+        key = _key_of(Item)
+        self.writes[key] += 1
+        if key[0] in self.failing:
+            raise refused("ProvisionedThroughputExceededException")
+        known = self.groups.get(key)
+        if ConditionExpression == "attribute_not_exists(#name)" and known is not None:
             raise refused("ConditionalCheckFailedException")
+        if ConditionExpression.endswith("written_at <= :at"):
+            at = float(ExpressionAttributeValues[":at"]["N"])
+            if known is not None and float(known["written_at"]["N"]) > at:
+                raise refused("ConditionalCheckFailedException")
         if ConditionExpression.startswith("version"):
             expected = ExpressionAttributeValues[":expected"]
             if known is None or known["version"] != expected:
                 raise refused("ConditionalCheckFailedException")
-        self.items[Item["name"]["S"]] = Item
+        self.groups[key] = Item
         return metadata()
 
     async def delete_item(self, *, TableName: str, Key: Any) -> Any:
-        self.items.pop(Key["name"]["S"], None)
+        self.groups.pop(_key_of(Key), None)
         return metadata()
 
     async def query(
         self, *, ExpressionAttributeValues: Any, ExclusiveStartKey: Any = None, **_: object
     ) -> dict[str, Any]:
-        prefix = ExpressionAttributeValues[":prefix"]["S"]
-        names = sorted(name for name in self.items if name.startswith(prefix))
+        group, prefix = ExpressionAttributeValues[":group"]["S"], ExpressionAttributeValues[":prefix"]["S"]
+        names = sorted(name for each, name in self.groups if each == group and name.startswith(prefix))
         rest = [name for name in names if ExclusiveStartKey is None or name > ExclusiveStartKey["name"]["S"]]
-        page: dict[str, Any] = {"Items": [self.items[name] for name in rest[:3]], **metadata()}
+        page: dict[str, Any] = {"Items": [self.groups[group, name] for name in rest[:3]], **metadata()}
         if len(rest) > 3:
             page["LastEvaluatedKey"] = {"name": {"S": rest[2]}}
         return page
+
+
+def _key_of(item: Any) -> tuple[str, str]:
+    return item["group"]["S"], item["name"]["S"]
+
+
+class _Group:
+    """The items of one partition key, by sort key."""
+
+    def __init__(self, groups: dict[tuple[str, str], dict[str, Any]], group: str) -> None:
+        self._groups, self._group = groups, group
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self._groups[self._group, name]
+
+    def __setitem__(self, name: str, item: dict[str, Any]) -> None:
+        self._groups[self._group, name] = item
 
 
 @pytest.fixture(params=["s3", "dynamodb"])
@@ -274,3 +313,82 @@ async def test_a_coordinator_respects_a_claim_and_replaces_garbage():
     await store.write("leases.json", b'{"version": 7}')
     with pytest.raises(StoreFailed, match="version 7"):
         await coordinator().compute_once()
+
+
+HEAD = SUMMARY_NAME
+WORKERS = 10_000
+# The row of 10,000 workers in the table of costs, and what DynamoDB allows for one item.
+READS_PER_SECOND = 4_205.4
+MOST_READS_OF_AN_ITEM = 3_000
+
+
+def test_the_item_that_is_copied_is_the_head_of_the_plan() -> None:
+    assert COPIED_NAME == SUMMARY_NAME
+
+
+async def test_the_reads_of_the_plan_are_spread_over_its_copies() -> None:
+    client: Any = FakeDynamoDb()
+    stores = [DynamoDbStore(client, "t", "g", copies=4) for _ in range(WORKERS // 10)]
+    await stores[0].write(HEAD, b"plan", expected="")
+    await stores[0].write("report-1", b"report")
+    assert dict(client.writes) == {("g", HEAD): 1, **{(f"g~{k}", HEAD): 1 for k in range(4)}, ("g", "report-1"): 1}
+    for store in stores:
+        assert (await store.read(HEAD)).body == b"plan"
+    # The original is not read at all, and no copy by more than a third of the workers.
+    assert client.reads["g", HEAD] == 0
+    assert client.reads.total() == len(stores)
+    most = max(client.reads.values()) / len(stores)
+    assert most * READS_PER_SECOND <= 0.5 * MOST_READS_OF_AN_ITEM < READS_PER_SECOND
+    await stores[0].delete(HEAD)
+    assert set(client.groups) == {("g", "report-1")}
+
+
+async def test_without_copies_each_read_and_write_is_one_call() -> None:
+    client: Any = FakeDynamoDb()
+    store = DynamoDbStore(client, "t", "g")
+    await store.write(HEAD, b"plan")
+    assert (await store.read(HEAD)).body == b"plan"
+    assert (dict(client.reads), dict(client.writes)) == ({("g", HEAD): 1}, {("g", HEAD): 1})
+
+
+async def test_a_plan_without_copies_is_read_from_its_original() -> None:
+    client: Any = FakeDynamoDb()
+    await DynamoDbStore(client, "t", "g").write(HEAD, b"plan")
+    store = DynamoDbStore(client, "t", "g", copies=2)
+    reading = await store.read(HEAD)
+    assert reading.body == b"plan"
+    assert (await store.write(HEAD, b"next", expected=reading.version)).version is not None
+    assert (await DynamoDbStore(client, "t", "g", copies=2).read(HEAD)).body == b"next"
+
+
+async def test_a_writer_that_died_before_the_copies_stops_no_later_plan() -> None:
+    client: Any = FakeDynamoDb()
+    first, second = (DynamoDbStore(client, "t", "g", copies=2) for _ in range(2))
+    await first.write(HEAD, b"one", expected="")
+    client.failing = {"g~0", "g~1"}
+    version = (await first.read(HEAD)).version
+    assert (await first.write(HEAD, b"two", expected=version)).version is not None
+    client.failing = set()
+    old = await second.read(HEAD)
+    assert old.body == b"one"
+    assert (await second.write(HEAD, b"three", expected=old.version)).version is None
+    # Refused, so it reads the original, and its own write renews all copies.
+    original = await second.read(HEAD)
+    assert original.body == b"two"
+    assert (await second.write(HEAD, b"three", expected=original.version)).version is not None
+    assert {(await store.read(HEAD)).body for store in (first, second)} == {b"three"}
+
+
+async def test_a_late_write_of_a_copy_replaces_no_newer_one() -> None:
+    client: Any = FakeDynamoDb()
+    store = DynamoDbStore(client, "t", "g", copies=1)
+    await store.write(HEAD, b"one")
+    client.groups["g~0", HEAD]["written_at"] = {"N": "99999999999"}
+    await store.write(HEAD, b"two")
+    assert client.groups["g~0", HEAD]["body"] == {"B": b"one"}
+
+
+@pytest.mark.parametrize("copies", ["-1", "65", "many", "1.5"])
+async def test_a_wrong_number_of_copies_is_a_config_error(copies: str) -> None:
+    with pytest.raises(ConfigError, match=r"copies of the store is .*; it must be a number from 0 to 64"):
+        await open_store(f"dynamodb://table/group?copies={copies}")

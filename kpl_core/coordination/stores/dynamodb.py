@@ -3,12 +3,20 @@
 The table has a partition key `group` and a sort key `name`, both strings. Reads are strongly consistent. An item may
 have 400 KB, which is why large summaries have parts. `expires_at` can be configured as the table's TTL attribute; then
 DynamoDB deletes the objects of workers that are long gone, free of charge.
+
+One item is read by all workers twice an interval, the head of the plan, and DynamoDB reads an item at most 3,000 times
+a second. With `copies` its readers are spread: each write of it is followed by writes of copies with partition keys of
+their own, and each worker reads one copy. A conditional write goes to the original. If it is refused, the copy may be
+old, because its writer died in between; then the next read is one of the original. A worker that reads an old plan for
+a while keeps its old shares, which the plan still counts as held.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 from uuid import uuid4
+
+import anyio
 
 from kpl_core.coordination.store import ABSENT, DEFAULT_GROUP, Listing, Reading, StoreAddress, StoreFailed, Written
 from kpl_core.coordination.stores.aws_client import (
@@ -19,17 +27,30 @@ from kpl_core.coordination.stores.aws_client import (
     store_errors,
     store_failed,
 )
+from kpl_core.errors import ConfigError
 from kpl_core.paging import PageTokens
 
 EXPIRES_AFTER_SECONDS: Final = 86_400
+# The item that all workers read (`lease_sync.SUMMARY_NAME`).
+COPIED_NAME: Final = "leases.json"
+_MOST_COPIES: Final = 64
 # `name` is a reserved word.
 _NAMES: Final = {"#name": "name"}
 
 
 async def open_store(address: StoreAddress) -> "DynamoDbStore":
-    """Open `dynamodb://table/group?region=...&endpoint_url=...`."""
+    """Open `dynamodb://table/group?region=...&endpoint_url=...&copies=...`.
+
+    Raises:
+        ConfigError: the URL names no table, or `copies` is not a number from 0 to 64.
+    """
+    copies = address.query.get("copies", "0")
+    if not copies.isdecimal() or int(copies) > _MOST_COPIES:
+        message = f"copies of the store is {copies!r}; it must be a number from 0 to {_MOST_COPIES}"
+        raise ConfigError(message)
     client, close = await open_client("dynamodb", address, form="dynamodb://table/group")
-    return DynamoDbStore(client, address.parts.netloc, address.parts.path.strip("/") or DEFAULT_GROUP, close=close)
+    group = address.parts.path.strip("/") or DEFAULT_GROUP
+    return DynamoDbStore(client, address.parts.netloc, group, copies=int(copies), close=close)
 
 
 class DynamoDbClient(Protocol):
@@ -48,11 +69,18 @@ class DynamoDbStore:
         client: an aiobotocore client for DynamoDB.
         table: its name.
         group: the partition key of all objects; workers that share streams use the same group.
+        copies: how many copies of the plan's head its readers share, the same in all workers; 0 for the original only.
         close: called by `aclose`.
     """
 
     def __init__(
-        self, client: DynamoDbClient, table: str, group: str, *, close: Callable[[], Awaitable[object]] | None = None
+        self,
+        client: DynamoDbClient,
+        table: str,
+        group: str,
+        *,
+        copies: int = 0,
+        close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._client = client
         self._table = table
@@ -61,14 +89,26 @@ class DynamoDbStore:
         self._place = f"dynamodb://{table}/{group}"
         self._answered_at = partial(answered_at, self._place)
         self._at = 0.0
+        self._copies = [f"{group}~{number}" for number in range(copies)]
+        self._copy = self._copies[uuid4().int % copies] if copies else group
+        # The copy may be older than the original.
+        self._reads_original = False
 
-    def _key(self, name: str) -> dict[str, dict[str, str]]:
-        return {"group": {"S": self._group}, "name": {"S": name}}
+    def _key(self, name: str, group: str = "") -> dict[str, dict[str, str]]:
+        return {"group": {"S": group or self._group}, "name": {"S": name}}
 
     async def read(self, name: str) -> Reading:
-        """Return one object: one GetItem."""
+        """Return one object: one GetItem, or two while there is no copy of it."""
+        if name == COPIED_NAME and self._copies and not self._reads_original:
+            reading = await self._read(name, self._copy)
+            if reading.body is not None:
+                return reading
+        self._reads_original = False
+        return await self._read(name, self._group)
+
+    async def _read(self, name: str, group: str) -> Reading:
         with store_errors(self._place):
-            answer = await self._client.get_item(TableName=self._table, Key=self._key(name), ConsistentRead=True)
+            answer = await self._client.get_item(TableName=self._table, Key=self._key(name, group), ConsistentRead=True)
         at = self._at = self._answered_at(answer)
         item = answer.get("Item")
         if item is None:
@@ -80,7 +120,7 @@ class DynamoDbStore:
         return Reading(body, version, at)
 
     async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
-        """Write an object if it has the expected version: one PutItem."""
+        """Write an object if it has the expected version: one PutItem, and one for each copy."""
         version = uuid4().hex
         condition: dict[str, Any] = {}
         if expected == ABSENT:
@@ -97,10 +137,30 @@ class DynamoDbStore:
             answer = await self._client.put_item(TableName=self._table, Item=item, **condition)
         except AWS_ERRORS as error:
             if code_of(error) in {"ConditionalCheckFailedException", "TransactionConflictException"}:
+                self._reads_original = True
                 return Written(None, self._answered_at(getattr(error, "response", {})))
             raise store_failed(self._place, error) from error
         self._at = self._answered_at(answer)
+        if name == COPIED_NAME and self._copies:
+            async with anyio.create_task_group() as writers:
+                for group in self._copies:
+                    writers.start_soon(self._write_copy, {**item, **self._key(name, group)})
         return Written(version, self._at)
+
+    async def _write_copy(self, item: dict[str, Any]) -> None:
+        at = {"N": f"{self._at:.0f}"}
+        try:
+            await self._client.put_item(
+                TableName=self._table,
+                Item={**item, "written_at": at},
+                # A late write must not replace a newer one.
+                ConditionExpression="attribute_not_exists(#name) OR written_at <= :at",
+                ExpressionAttributeNames=_NAMES,
+                ExpressionAttributeValues={":at": at},
+            )
+        except AWS_ERRORS:
+            # The original is written. The next write comes within an interval; until then its readers have an old plan.
+            return
 
     async def read_all(self, prefix: str) -> Listing:
         """Return all objects whose names begin with `prefix`: one Query for each megabyte."""
@@ -126,9 +186,10 @@ class DynamoDbStore:
             start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
     async def delete(self, name: str) -> None:
-        """Remove an object: one DeleteItem."""
+        """Remove an object: one DeleteItem, and one for each copy."""
         with store_errors(self._place):
-            await self._client.delete_item(TableName=self._table, Key=self._key(name))
+            for group in (self._group, *(self._copies if name == COPIED_NAME else ())):
+                await self._client.delete_item(TableName=self._table, Key=self._key(name, group))
 
     async def aclose(self) -> None:
         """Close the client if it is this store's own."""
