@@ -21,6 +21,11 @@ CORES    := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 WORKERS  ?= $(shell echo $$(( $(CORES) + $(CORES) / 2 )))
 PARALLEL := -n $(WORKERS) --dist worksteal
 
+# The kernels in C run in `make compiled` and in the benchmarks. All other targets run the same in Python.
+export KPL_KERNELS := off
+compiled: export KPL_KERNELS := require
+bench: export KPL_KERNELS :=
+
 # Without byte code on disk each process compiles all modules again: every worker the tests, every program the packages.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -28,6 +33,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export COVERAGE_FILE := $(abspath $(VENV))/.coverage
 
 CORE_TESTS := $(addprefix tests/,options records pipeline fairness durability producer transport background)
+# What the kernels in C run under: every way to put, and what follows a put.
+KERNEL_TESTS := $(addprefix tests/,pipeline fairness durability producer background ingest/routes ingest/streams ingest/fast_path)
 
 # The exact versions of the test environments, with hashes. `make lock` writes them; the tests never take others.
 LOCKED   := .ci/locked
@@ -69,7 +76,7 @@ help:
 	@echo 'make package   the wheel, and the tests on it, outside this folder'
 	@echo 'make dist      pure and compiled wheels, sdist, bill of materials, licences and hashes, into dist/'
 	@echo 'make extras    each extra of that wheel alone, in an environment of its own'
-	@echo 'make compiled  the wheel with its hot path compiled, and the tests of the core on it'
+	@echo 'make compiled  the wheel with the kernels in C, and the tests on it of what they do'
 	@echo 'make clean     remove what was built; distclean: the environments too'
 
 demo: $(READY_TO_RUN)
@@ -198,12 +205,10 @@ endef
 package: $(BUILT)
 	$(call on_the_wheel,dist/*-none-any.whl,)
 
-# The hot path in C, by mypyc, in about a minute.
 compiled: $(READY_TO_DEV)
 	@rm -rf build/compiled
-	@$(CONSTRAINED) .ci/compile $(BIN)/python build/compiled
-	$(call on_the_wheel,build/compiled/*.whl,$(CORE_TESTS) tests/ingest)
-	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; from kpl_core.pipeline import _open_record; assert COMPILED, "nothing was compiled"'
+	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir build/compiled .
+	$(call on_the_wheel,build/compiled/*.whl,$(KERNEL_TESTS))
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)
 
@@ -223,7 +228,8 @@ $(BUILT): $(READY_TO_REL) $(RELEASED)
 dist: $(BUILT)
 	@rm -rf dist/*-cp3* dist/SHA256SUMS build/wheels
 	@.ci/pythons | while read -r version python; do \
-	    echo "Compiling for Python $$version" && $(CONSTRAINED) .ci/compile "$$python" build/wheels/$$version </dev/null && \
+	    echo "Compiling for Python $$version" && \
+	    KPL_KERNELS=require $(CONSTRAINED) "$$python" -m pip --quiet --disable-pip-version-check wheel --no-deps --wheel-dir build/wheels/$$version . </dev/null && \
 	    if [ "$$(uname)" = Linux ]; then \
 	        PATH=$(abspath $(BIN)):$$PATH $(RUN) auditwheel repair --wheel-dir dist build/wheels/$$version/*.whl </dev/null || exit 1; \
 	    else cp build/wheels/$$version/*.whl dist; fi; \

@@ -1,5 +1,10 @@
-"""Hatchling's build hook: adds the C version of the open aggregated record to a compiled wheel."""
+"""Hatchling's build hook: adds the kernels in C to the wheel, where a C compiler can make them.
 
+The environment variable `KPL_KERNELS` decides: `off` makes the pure wheel, `require` fails without a compiler.
+"""
+
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,23 +16,33 @@ SOURCES = "kpl_core/pipeline/*.c"
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
-    """Compiles with setuptools, which knows the platform's compiler. It runs if HATCH_BUILD_HOOKS_ENABLE is set."""
+    """Compiles with setuptools, which knows the platform's compiler."""
 
-    def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and include the result in the wheel."""
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and include the result in the wheel. An editable installation has no kernels."""
+        self._folder = tempfile.TemporaryDirectory()
+        wanted = os.environ.get("KPL_KERNELS", "").strip()
+        if wanted == "off" or version == "editable" or sys.implementation.name != "cpython":
+            return
+        compiled = self._compile(is_optional=wanted != "require")
+        if not compiled.exists():
+            self.app.display_warning(f"{NAME} was not compiled, so the wheel is pure Python")
+            return
+        build_data["force_include"][str(compiled)] = f"{NAME.rpartition('.')[0].replace('.', '/')}/{compiled.name}"
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def _compile(self, *, is_optional: bool) -> Path:
+        """Return the path of the module. If the compiler fails, an optional one does not exist then."""
         from setuptools import Distribution, Extension  # noqa: PLC0415 - a dependency of this hook alone
 
         sources = sorted(map(str, Path(self.root).glob(SOURCES)))
-        self._folder = tempfile.TemporaryDirectory()
-        distribution = Distribution({"ext_modules": [Extension(NAME, sources)]})
+        distribution = Distribution({"ext_modules": [Extension(NAME, sources, optional=is_optional)]})
         command: Any = distribution.get_command_obj("build_ext")
         command.build_lib = command.build_temp = self._folder.name
         command.ensure_finalized()
         command.run()
-        compiled = Path(command.get_ext_fullpath(NAME))
-        build_data["force_include"][str(compiled)] = f"{NAME.rpartition('.')[0].replace('.', '/')}/{compiled.name}"
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        return Path(command.get_ext_fullpath(NAME))
 
     def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
         """Remove the compiler's files."""

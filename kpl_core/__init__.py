@@ -41,7 +41,7 @@ from kpl_core.options.kinesis_limits import (
 )
 from kpl_core.options.policy import FairnessPolicy, RateLimitPolicy
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
-from kpl_core.pipeline import lane
+from kpl_core.pipeline.open_record import COMPILED
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.producer.group_put import GroupPut
@@ -63,9 +63,6 @@ T = TypeVar("T")
 
 # A topic bound to a `Producer`.
 TopicProducer = BoundTopic[T, Delivery, Coroutine[Any, Any, Delivery], Coroutine[Any, Any, Deliveries]]
-
-# Whether the hot path runs as C made by mypyc (see docs/decisions), or interpreted.
-COMPILED: Final = not lane.__file__.endswith(".py")
 
 __all__ = [
     "BYTES_PER_SEC_PER_SHARD",

@@ -17,7 +17,7 @@ from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import NEEDS_NO_ROUTES, append_pairs
+from kpl_core.pipeline.open_record import COMPILED, append_pairs
 from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle, ResultHandles
@@ -207,7 +207,7 @@ class FairIntake:
             places.append((record, lane, key_entry, size))
         return places
 
-    def _explicit_route(self, key: str, explicit_hash_key: Any) -> tuple[Lane, bytes, int, bytes]:  # noqa: ANN401 - checked by the router
+    def _explicit_route(self, key: str, explicit_hash_key: str) -> tuple[Lane, bytes, int, bytes]:
         """Return the lane of an explicit hash key, the partition key's entry and bytes, and the other's entry."""
         router = self._router
         lane, entry = router.explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)
@@ -275,11 +275,11 @@ class FairIntake:
         if all_let_pass:
             room = sys.maxsize, sys.maxsize
             position, _ = append_pairs(pairs, part, self._router, room, now, handles)
-        # One that opens or closes a record, those with new partition keys, and all while a gate is closed.
+        # One that opens or closes a record, in Python those with new partition keys, and all while a gate is closed.
         is_known = False
         while position < end and not (is_known or self._output.has_closed):
             key, data, *explicit = pairs[position]
-            is_known = all_let_pass and (NEEDS_NO_ROUTES or (key in routes and {*explicit} <= explicit_routes.keys()))
+            is_known = all_let_pass and (COMPILED or (key in routes and {*explicit} <= explicit_routes.keys()))
             if explicit:
                 lane, key_entry, key_bytes, _ = self._explicit_route(key, explicit[0])
             else:

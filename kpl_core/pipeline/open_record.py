@@ -1,7 +1,8 @@
 """The open aggregated record of a lane: the user records in it, and its exact size.
 
 It is where the time of a put goes, so there are two versions of it: this one, and the same in C (`_open_record.c` and
-the C files beside it), which the compiled wheel has. Property tests compare every byte of the two. `append` and
+the C files beside it), the kernels of a compiled installation. Property tests compare every byte of the two. The
+environment variable `KPL_KERNELS` chooses: `off` is this version, `require` fails without the one in C. `append` and
 `append_pairs` take only what most user records are: bytes, under a partition key without an explicit hash key, that
 fit; `append_pairs` also explicit hash keys. The lane does the rest.
 """
@@ -10,8 +11,10 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from operator import add
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from kpl_core.errors import ConfigError
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.records.aggregated_record import (
     ENVELOPE_BYTES,
@@ -330,24 +333,40 @@ def python_fork_count() -> int:
     return 0
 
 
-if TYPE_CHECKING:
-    OpenRecord = PythonOpenRecord
-    Room = PythonRoom
-    append_pairs, plain_until = python_append_pairs, python_plain_until
-    sealed, put_method, fork_count = python_sealed, python_put_method, python_fork_count
-else:
-    try:
-        _in_c = import_module("kpl_core.pipeline._open_record")
-    except ImportError:
-        OpenRecord, Room = PythonOpenRecord, PythonRoom
-        append_pairs, plain_until = python_append_pairs, python_plain_until
-        sealed, put_method, fork_count = python_sealed, python_put_method, python_fork_count
-    else:
-        OpenRecord, Room = _in_c.OpenRecord, _in_c.Room
-        append_pairs, plain_until = _in_c.append_pairs, _in_c.plain_until
-        sealed, put_method, fork_count = _in_c.sealed, _in_c.PutMethod, _in_c.fork_count
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_in_c.forked)
+def chosen_kernels(wanted: str) -> ModuleType | None:
+    """Return the module in C; None if it was not compiled, or is not wanted.
 
-# The version of `append_pairs` in C hashes each partition key, which costs less than a look-up among many routes.
-NEEDS_NO_ROUTES: Final = append_pairs is not python_append_pairs
+    Raises:
+        ConfigError: `KPL_KERNELS` has a value that does not exist.
+        ImportError: it requires the module, which was not compiled.
+    """
+    if wanted not in {"", "off", "require"}:
+        message = f"KPL_KERNELS is {wanted!r}; set it to off or require, or unset it"
+        raise ConfigError(message)
+    if wanted == "off":
+        return None
+    try:
+        return import_module("kpl_core.pipeline._open_record")
+    except ImportError as error:
+        if wanted == "require":
+            message = (
+                "KPL_KERNELS is 'require', but this installation has no kernels in C; install it with a C compiler"
+            )
+            raise ImportError(message) from error
+        return None
+
+
+_in_c: Any = chosen_kernels(os.environ.get("KPL_KERNELS", "").strip())
+# True if the kernels in C run.
+COMPILED: Final = _in_c is not None
+
+OpenRecord = PythonOpenRecord
+Room = PythonRoom
+append_pairs, plain_until = python_append_pairs, python_plain_until
+sealed, put_method, fork_count = python_sealed, python_put_method, python_fork_count
+if not TYPE_CHECKING and COMPILED:
+    OpenRecord, Room = _in_c.OpenRecord, _in_c.Room
+    append_pairs, plain_until = _in_c.append_pairs, _in_c.plain_until
+    sealed, put_method, fork_count = _in_c.sealed, _in_c.PutMethod, _in_c.fork_count
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_in_c.forked)

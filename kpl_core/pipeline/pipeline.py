@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from kpl_core.errors import BufferFull
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
-from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator, digest_of
+from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import NEEDS_NO_ROUTES, append_pairs
+from kpl_core.pipeline.open_record import COMPILED, append_pairs
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
@@ -29,6 +29,7 @@ from kpl_core.records.outcome import Note, Origin, ResultHandle, ResultHandles
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
 from kpl_core.records.record_result import RATE_LIMITED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import (
+    BytesLike,
     UserRecord,
     as_bytes,
     check_user_record,
@@ -83,8 +84,8 @@ class StreamPipeline:
 
     # A record comes in
 
-    def put(self, partition_key: Any, data: Any, now: float) -> ResultHandle:  # noqa: ANN401 - checked here, compiled or not
-        """Accept a user record: a str key, bytes-like data.
+    def put(self, partition_key: str, data: BytesLike, now: float) -> ResultHandle:
+        """Accept a user record.
 
         Raises:
             TypeError, InvalidUserRecord: it can never be accepted.
@@ -100,7 +101,7 @@ class StreamPipeline:
                 return self.put_record(UserRecord(partition_key, as_bytes(data)), now)
             route = self._router.find(partition_key)
         lane, key_entry, key_bytes, open_record = route
-        if data.__class__ is not bytes:
+        if type(data) is not bytes:
             data = as_bytes(data)
         size = len(data) + key_bytes
         if size > self._max_record_bytes:
@@ -110,8 +111,7 @@ class StreamPipeline:
         free_bytes = limit.free_bytes - size
         if (free_records < 0 or free_bytes < 0) and not limit.has_room(size_bytes=size):
             return self._overflow(UserRecord(partition_key, data), limit.full(), now)
-        limit.free_records = free_records
-        limit.free_bytes = free_bytes
+        limit.free_records, limit.free_bytes = free_records, free_bytes
         if open_record is not None:
             delivery = open_record.append(partition_key, key_entry, data, size, now)
             if delivery is not None:
@@ -137,13 +137,13 @@ class StreamPipeline:
             limit.free_records -= reached - position
             limit.free_bytes -= taken
             position = reached
-            # One that opens or closes a record, and those with new partition keys.
+            # One that opens or closes a record, and in Python those with new partition keys.
             is_known = False
             while position < end and not is_known:
                 if type(records[position]) is not tuple:
                     return position
                 partition_key, data = records[position][0], as_bytes(records[position][1])
-                is_known = NEEDS_NO_ROUTES or partition_key in routes
+                is_known = COMPILED or partition_key in routes
                 lane, key_entry, key_bytes, _ = routes.get(partition_key) or self._router.find(partition_key)
                 size = len(data) + key_bytes
                 if size > limit.free_bytes or limit.free_records < 1:
@@ -184,33 +184,36 @@ class StreamPipeline:
         if fair is not None:
             fair.require_share(record.flow, size, records=1, tier=record.tier)
         self._buffer_limit.reserve(size_bytes=size, tier=record.tier)
-        if disk is not None and not is_straight:
-            return self._write_first(record, disk, now, durable=disk.state.failure == "refuse")
-        if is_straight:
-            disk.state.bypassed += 1  # type: ignore[union-attr] # `is_straight` is its answer
-        key = record.partition_key.encode()
-        digest = digest_of(key, record.explicit_hash_key)
-        shard_id = self.shard_map.predict(digest)
+        if disk is not None:
+            if not is_straight:
+                return self._write_first(record, disk, now, durable=disk.state.failure == "refuse")
+            disk.state.bypassed += 1
+        lane, key_entry = self.stages.lane_of(record)
         if origin is not None:
             self.stages.returned[origin] += 1
-        is_waiting = fair is not None and not fair.lets_pass(shard_id)
+        is_waiting = fair is not None and not fair.lets_pass(lane.shard_id)
         if is_waiting or (origin is not None and self.reaggregator.travels_alone(record, record.flow)):
             detached = self.stages.accept_detached(record, now, origin)
             delivery = self._delivery(detached.outcome, 0)
-            self._enter(detached, shard_id, now)
+            self._enter(detached, lane.shard_id, now)
         else:
-            lane = self._aggregator.lane(shard_id, record.tier)
-            entry = lane.entry(key, digest)
-            explicit = record.explicit_hash_key
-            delivery = lane.add_any(record.partition_key, entry, record.data, size, now, explicit_hash_key=explicit)
-            if record.metadata is not None:
-                delivery.note(record.metadata)
-            if origin is not None or record.flow is not None:
-                delivery.remark(Note(record.flow, origin))
+            key, data, explicit = record.partition_key, record.data, record.explicit_hash_key
+            if explicit is None:
+                delivery = lane.add(key, key_entry, data, size, now)
+            else:
+                delivery = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit)
+            self._remark(delivery, record, origin)
             if origin is not None:
                 self.reaggregator.returned_to.add(lane)
-        self._attend(now)
+        if self._output.has_closed:
+            self._attend(now)
         return delivery
+
+    def _remark(self, delivery: ResultHandle, record: UserRecord, origin: Origin | None) -> None:
+        if record.metadata is not None:
+            delivery.note(record.metadata)
+        if origin is not None or record.flow is not None:
+            delivery.remark(Note(record.flow, origin))
 
     def _overflow(self, record: UserRecord, full: BufferFull, now: float) -> ResultHandle:
         """Spill a user record that finds no room to the disk, or raise."""
@@ -480,8 +483,7 @@ class StreamPipeline:
     @max_record_bytes.setter
     def max_record_bytes(self, value: int) -> None:
         self._max_record_bytes = self.stages.max_record_bytes = value
-        # For the put method in C. It is `Any`, because mypyc copies a tuple of known types at each read.
-        self.entrance: Any = (self._routes, self._buffer_limit, value)
+        self.entrance = (self._routes, self._buffer_limit, value)  # for the put method in C
 
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:
         """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""

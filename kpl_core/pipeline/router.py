@@ -10,7 +10,7 @@ miss, nothing is remembered.
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from kpl_core.pipeline.open_record import OpenRecord
 from kpl_core.pipeline.shard_map import ShardMap
@@ -70,7 +70,7 @@ class Router(Generic[L]):
         self._lookups_at_start = 0
         self._pause = 0
 
-    def find(self, partition_key: Any) -> Route[L]:  # noqa: ANN401 - checked here, compiled or not
+    def find(self, partition_key: str) -> Route[L]:
         """Return the route of a partition key that `routes` does not hold, and remember it.
 
         Raises:
@@ -97,7 +97,7 @@ class Router(Generic[L]):
             self._turn_generation()
         return route
 
-    def find_explicit(self, explicit_hash_key: Any) -> ExplicitRoute[L]:  # noqa: ANN401 - as in `find`
+    def find_explicit(self, explicit_hash_key: str) -> ExplicitRoute[L]:
         """Return the route of an explicit hash key that `explicit_routes` does not hold, and remember it.
 
         Raises:

@@ -347,6 +347,15 @@ class Stages:
         """Return the predicted shard of a valid user record, None if it is unknown."""
         return self.shard_map.predict(user_record_digest(record.partition_key, record.explicit_hash_key))
 
+    def lane_of(self, record: UserRecord) -> tuple[Lane, bytes]:
+        """Return the lane of a valid user record, and its partition key's entry."""
+        key, explicit = record.partition_key, record.explicit_hash_key
+        if explicit is None and record.tier == "normal":
+            return (self.router.routes.get(key) or self.router.find(key))[:2]
+        digest = user_record_digest(key, explicit)
+        lane = self.aggregator.lane(self.shard_map.predict(digest), record.tier)
+        return lane, lane.entry(key.encode(), digest)
+
     @property
     def batching_count(self) -> int:
         """Return how many user records wait only for others to join their batch."""

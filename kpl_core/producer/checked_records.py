@@ -32,7 +32,6 @@ def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, ma
     if not isinstance(records, Iterable):
         message = f"records must be an iterable of pairs or of UserRecords, not {type(records).__name__}"
         raise TypeError(message)
-    # Compiled code checks what is annotated, in its own words; these are to be ours.
     checked: list[Any] = list(records)
     # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
     index, _ = plain_until(checked, 0, PAIR, max_record_bytes)
@@ -96,7 +95,6 @@ def _checked_pair(key: Any, data: Any, *explicit: Any, max_record_bytes: int) ->
 
 def checked_group(records: Sequence[Any], *, max_record_bytes: int) -> tuple[Sequence[UserRecord], int]:
     """Return user records with bytes of their own as data, and the bytes of all keys and data; raises as a put."""
-    # `Any`, because compiled code would refuse other data than bytes.
     pairs = [(record.partition_key, record.data) for record in records]
     _, size_bytes = checked_pairs(pairs, max_record_bytes=max_record_bytes)
     hash_keys = [record.explicit_hash_key for record in records]

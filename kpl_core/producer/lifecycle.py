@@ -25,6 +25,7 @@ from kpl_core.event_loop import running_clock, running_loop
 from kpl_core.hooks import Hook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.open_record import COMPILED
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import SpoolState
 from kpl_core.producer.capacity_waiters import WaitersByFlow
@@ -144,6 +145,7 @@ class Lifecycle:
                 streams.spawn(coordination.start(streams, chance=self._chance))
             self._exits = stack.pop_all()
         self.state = "open"
+        _logger.debug("producer opened: kernels=%s", "c" if COMPILED else "python")
         self._threads.open(self, self._hooks)
 
     async def exit(

@@ -175,10 +175,7 @@ def require_size(key_bytes: int, data_bytes: int, *, max_record_bytes: int) -> N
 
 
 def with_bytes(record: UserRecord) -> UserRecord:
-    """Return a user record whose data is of type bytes. It raises the errors of `as_bytes`.
-
-    This module must not be compiled: mypyc trusts the annotation, and fails to read data of another type.
-    """
+    """Return a user record whose data is of type bytes. It raises the errors of `as_bytes`."""
     return record if type(record.data) is bytes else msgspec.structs.replace(record, data=as_bytes(record.data))
 
 
@@ -192,11 +189,15 @@ def check_user_record(record: UserRecord, *, max_record_bytes: int) -> int:
     key = encode_partition_key(record.partition_key)
     if record.explicit_hash_key is not None:
         parse_explicit_hash_key(record.explicit_hash_key)
-    rank_of(record.tier)
-    require_notes(record.flow, record.metadata)
-    data = as_bytes(record.data)
-    require_size(len(key), len(data), max_record_bytes=max_record_bytes)
-    return len(key) + len(data)
+    if record.tier != "normal":
+        rank_of(record.tier)
+    if record.flow is not None or record.metadata is not None:
+        require_notes(record.flow, record.metadata)
+    data = record.data if type(record.data) is bytes else as_bytes(record.data)
+    size_bytes = len(key) + len(data)
+    if size_bytes > max_record_bytes:
+        require_size(len(key), len(data), max_record_bytes=max_record_bytes)
+    return size_bytes
 
 
 def user_record_digest(partition_key: str, explicit_hash_key: str | None) -> bytes:

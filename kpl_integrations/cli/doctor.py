@@ -74,7 +74,7 @@ class DoctorCommand:
             found, _, fix = str(failure).partition("; ")
             self._checks.append(Check(self._current, "failed", found, fix))
         self._checks.append(check_open_files(_open_files_limit()))
-        self._checks.append(check_hot_path(is_compiled=COMPILED, direct_url=_direct_url()))
+        self._checks.append(check_hot_path(os.environ, is_compiled=COMPILED, direct_url=_direct_url()))
         self._checks.append(check_wire_path(os.environ, has_cbor=find_spec("cbor2") is not None))
         known = {check.name: check for check in self._checks}
         checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in _NAMES]
@@ -151,17 +151,21 @@ def _direct_url() -> str | None:
         return None
 
 
-def check_hot_path(*, is_compiled: bool, direct_url: str | None) -> Check:
-    """Say whether the hot path runs as C, and if not, why."""
+def check_hot_path(environment: Mapping[str, str], *, is_compiled: bool, direct_url: str | None) -> Check:
+    """Say whether the kernels in C run, and if not, why."""
     if is_compiled:
-        return Check("hot path", "ok", "compiled to C")
-    if direct_url is None:
+        return Check("hot path", "ok", "kernels in C")
+    if environment.get("KPL_KERNELS", "").strip() == "off":
+        why = "KPL_KERNELS=off turns the kernels in C off"
+    elif direct_url is None:
         why = "these are sources that were not installed"
+    elif '"editable": true' in direct_url:
+        why = "an editable installation compiles nothing"
     elif "dir_info" in direct_url or "vcs_info" in direct_url:
-        why = "it was installed from sources, which compiles nothing"
+        why = "it was installed from sources without a C compiler or without Python.h"
     else:
-        why = "the installed wheel is the pure Python one, as where no compiled one fits this Python and platform"
-    return Check("hot path", "ok", f"interpreted: {why}")
+        why = "the installed wheel is the pure one, as where no compiled one fits this Python and platform"
+    return Check("hot path", "ok", f"kernels in Python: {why}")
 
 
 def check_region(place: str, environment: Mapping[str, str], *, is_given: bool) -> Check:

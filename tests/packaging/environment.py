@@ -21,7 +21,7 @@ class Environment:
 
     def run(self, *arguments: str, timeout: float = 300.0) -> str:
         """Run Python with these arguments in the folder; return its output, raise if it fails."""
-        hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+        hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "KPL_KERNELS"}
         ended = subprocess.run(
             [self.python, *arguments],
             cwd=self.folder,

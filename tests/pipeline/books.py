@@ -46,19 +46,16 @@ CHILDREN = split(PARENT, shard_id(0))
 LOWER, UPPER = (keys_in(child, 8) for child in CHILDREN)
 
 
-class _WatchedMap:
-    """The shard map, and when refreshes were asked for. A wrapper: a compiled map cannot be changed."""
+class _WatchedMap(ShardMap):
+    """A shard map that notes when refreshes were asked for."""
 
-    def __init__(self, shard_map: ShardMap, refreshes: list[float]) -> None:
-        self._shard_map = shard_map
-        self._refreshes = refreshes
+    def __init__(self) -> None:
+        super().__init__()
+        self.refreshes: list[float] = []
 
     def invalidate(self, *, seen_at: float) -> None:
-        self._refreshes.append(seen_at)
-        self._shard_map.invalidate(seen_at=seen_at)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shard_map, name)
+        self.refreshes.append(seen_at)
+        super().invalidate(seen_at=seen_at)
 
 
 class Books:
@@ -70,11 +67,10 @@ class Books:
         self.buffer_limit = BufferLimit(max_records=1_000, max_bytes=10**9)
         self.ledger = Ledger("s", self.buffer_limit)
         self.generations = self.ledger.generations
-        self.shard_map = ShardMap()
+        self.shard_map = _WatchedMap()
         self.shard_map.update(PARENT, 0.0)
-        self.refreshes: list[float] = []
-        watched: Any = _WatchedMap(self.shard_map, self.refreshes)
-        self.retrier = Retrier(self.config, watched, self.ledger, chance=lambda: chance)
+        self.refreshes = self.shard_map.refreshes
+        self.retrier = Retrier(self.config, self.shard_map, self.ledger, chance=lambda: chance)
 
     def record(self, *keys: str, arrivals: tuple[float, ...] = (), **fields: Any) -> KinesisRecord:
         record = kinesis_record(

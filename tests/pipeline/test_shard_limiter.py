@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from sortedcontainers import SortedKeyList
 
-from kpl_core import COMPILED
 from kpl_core.options.stage_rules import ShardRules
 from kpl_core.pipeline import shard_limiter
 from kpl_core.pipeline.shard_limiter import Drained, ShardLimiter
@@ -135,7 +134,6 @@ def test_it_wakes_for_an_expiration_that_comes_before_the_tokens():
     assert len(limiter.drain(0.5).expired) == 1
 
 
-@pytest.mark.skipif(COMPILED, reason="counts calls of a name that compiled code looks up once")
 def test_to_find_the_expired_costs_the_same_however_many_wait(monkeypatch):
     looked_at = 0
 

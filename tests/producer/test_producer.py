@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kpl_core import Config, Producer
+from kpl_core import COMPILED, Config, Producer
 from kpl_core.hooks import RecordsFinished, ShardMapRefreshed
 from kpl_core.testing import ErrorAnswer, Latency, RecordError, RecordingHook, When
 from tests.support.material import even_shards
@@ -181,6 +181,14 @@ async def test_what_was_put_is_logged_nowhere(caplog):
         delivery = orders.put_nowait(STREAM, partition_key="secret-key", data=b"secret-data")
     assert [result.error_code for result in results([delivery])] == ["AccessDeniedException"]
     assert "secret" not in caplog.text
+
+
+async def test_the_log_says_at_the_level_debug_which_kernels_run(caplog):
+    caplog.set_level(logging.DEBUG, "kpl_core")
+    async with producer(service()):
+        pass
+    kernels = "c" if COMPILED else "python"
+    assert [record.message for record in caplog.records] == [f"producer opened: kernels={kernels}"]
 
 
 async def test_the_shard_of_a_partition_key_is_known_once_the_shards_are():
