@@ -55,7 +55,7 @@ UV           := .venv-lock/bin/uv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long test-suites test-pythons test-newest test-lowest lock check format lint types layers coverage fuzz mutants interop chaos hostile bench docs package compiled dist extras installed clean distclean
+.PHONY: help demo test test-long test-suites test-pythons test-newest test-lowest lock check format lint types layers coverage fuzz mutants interop chaos hostile drill bench docs package compiled dist extras installed clean distclean
 
 help:
 	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
@@ -71,6 +71,7 @@ help:
 	@echo 'make interop   the tests with independent emulators, consumers and SDKs'
 	@echo 'make chaos     the tests with injected faults, for some minutes'
 	@echo 'make hostile   small expensive requests: what each costs, and whether a quiet tenant is served beside the worst'
+	@echo 'make drill     breaks each part of a gateway: what /readyz, alert, log and kpl doctor say, and how it ends'
 	@echo 'make bench     records per CPU-second, compared with the alternatives'
 	@echo 'make docs      the documentation site, into site/'
 	@echo 'make package   the wheel, and the tests on it, outside this folder'
@@ -181,6 +182,9 @@ chaos: $(READY_TO_DEV)
 
 hostile: $(READY_TO_DEV)
 	@$(RUN) pytest --quiet --capture no tests/hostile $(ARGS)
+
+drill: $(READY_TO_DEV)
+	@$(RUN) tests.drill $(ARGS)
 
 bench: $(READY_TO_DEV)
 	@$(RUN) benchmarks $(ARGS)

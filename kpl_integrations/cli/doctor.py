@@ -4,12 +4,14 @@ Limits are those of the Kinesis Data Streams developer guide, "Quotas and limits
 """
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -17,7 +19,7 @@ from botocore.exceptions import ClientError
 from rich.table import Table
 from rich.text import Text
 
-from kpl_core import COMPILED
+from kpl_core import COMPILED, ConfigError
 from kpl_core.options.config import WirePath
 from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice, require_named
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
@@ -78,6 +80,8 @@ class DoctorCommand:
         self._checks.append(check_wire_path(os.environ, has_cbor=find_spec("cbor2") is not None))
         known = {check.name: check for check in self._checks}
         checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in _NAMES]
+        certificate = check_certificate(os.environ, time.time())
+        checks += [] if certificate is None else [certificate]
         is_ok = all(check.status != "failed" for check in checks)
         if self.as_json:
             print_json({"ok": is_ok, "stream": self.stream, "checks": checks})
@@ -188,6 +192,28 @@ def check_wire_path(environment: Mapping[str, str], *, has_cbor: bool) -> Check:
     if not has_cbor and "=cbor" in found:
         return Check("wire path", "failed", found, "CBOR needs cbor2: pip install 'kpl-integrations[cbor]'")
     return Check("wire path", "ok", found or "JSON, by the producer's own encoder")
+
+
+def check_certificate(environment: Mapping[str, str], now: float) -> Check | None:
+    """Check the TLS files of a gateway with this environment, if it names any; `now` is in seconds since 1970."""
+    files = [environment.get(f"KPL_INGEST_TLS_{name}", "") for name in ("CERTIFICATE", "KEY")]
+    if not all(files):
+        return None
+    try:
+        # Importing the gateway takes 0.3 s, and it is an extra.
+        from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text  # noqa: PLC0415
+    except ImportError as error:
+        return Check("certificate", "failed", f"{error.name} is missing", "pip install 'kpl-integrations[ingest]'")
+    try:
+        validity = ServerCertificate(Path(files[0]), Path(files[1])).validity
+    except ConfigError as error:
+        found, _, fix = str(error).partition("; ")
+        return Check("certificate", "failed", found, fix)
+    problem = validity.problem(now)
+    if problem is None:
+        return Check("certificate", "ok", f"valid until {instant_text(validity.not_after)}")
+    status: Status = "failed" if now >= validity.not_after or now < validity.not_before else "warning"
+    return Check("certificate", status, problem, "replace both files; a running gateway reads them again by itself")
 
 
 def check_clock(answered: str | None, now: datetime) -> Check:

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from kpl_integrations.gateway_figures import BufferStats, RecordStats, StatsDocument, StreamStats, TenantStats
+from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.metrics.metrics_hook import Sample
@@ -67,7 +68,8 @@ class SingleProcessStats:
         metrics.watch(
             request_source(
                 lambda: opened.tally.answers,
-                lambda: {each.value.replace(" ", "_"): count for each, count in opened.tally.refusals.items()},
+                # Every reason from the start: Prometheus sees no increase where a series begins with its first refusal.
+                lambda: {each.value.replace(" ", "_"): opened.tally.refusals[each] for each in Refusal},
             )
         )
         metrics.watch(opened.parts.samples)

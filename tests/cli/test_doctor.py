@@ -15,6 +15,7 @@ from kpl_integrations.cli.doctor import (
     check_stream,
     check_wire_path,
 )
+from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
 from tests.support.kpl_process import in_a_terminal, run, without_escape_codes
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -130,6 +131,24 @@ def test_without_a_region_only_local_checks_run(kpl, monkeypatch):
     assert (found.pop("open files"), found.pop("hot path"), found.pop("wire path")) == ("ok", "ok", "ok")
     assert set(found.values()) == {"skipped"}
     assert "--region" in out
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("days", "verdict", "words"),
+    [((-9, -1), "failed", "expired at"), ((-90, 1), "warning", "expires at"), ((-1, 90), "ok", "valid until")],
+)
+def test_a_certificate_that_has_expired_fails(kpl, stream, tmp_path, monkeypatch, days, verdict, words):
+    certificate, key = certificate_pair(tmp_path, "c", *map(days_from_now, days))
+    monkeypatch.setenv("KPL_INGEST_TLS_CERTIFICATE", str(certificate))
+    monkeypatch.setenv("KPL_INGEST_TLS_KEY", str(key))
+    status, out, _ = kpl("doctor", *stream.address, "--json")
+    assert (status, verdicts(out)["certificate"]) == (3 if verdict == "failed" else 0, verdict)
+    assert words in out
+    key.write_text("hello")
+    status, out, _ = kpl("doctor", *stream.address, "--json")
+    assert (status, verdicts(out)["certificate"]) == (3, "failed")
+    assert "give a certificate chain" in out
 
 
 def test_an_unreachable_endpoint_is_a_failed_connection(kpl):

@@ -7,10 +7,12 @@ import subprocess
 
 import pytest
 
+from kpl_integrations.ingest.parts.parts import RULES
 from kpl_integrations.metrics.catalogue import METRICS, Kind
 from tests.support.metrics import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
 
 LABELLED = re.compile(r"\b((?:kinesis|token_bucket)_[a-z_]+)\{([^}]*)\}")
+UP = 'up{job=~".*(kpl|kinesis).*"} == 0'
 # Labels that Prometheus adds to every series, and to the buckets of a histogram.
 EVERYWHERE = {"job", "instance", "le"}
 
@@ -24,8 +26,9 @@ def metric_of(name):
 @pytest.mark.parametrize("expression", [*dashboard_expressions(), *alert_expressions()])
 def test_every_name_and_label_is_exported(expression):
     names = NAME.findall(expression)
-    assert names
-    known = set.union(*(set(metric_of(name).labels) for name in names)) | EVERYWHERE
+    # Prometheus' own metric has no other beside it.
+    assert names or expression == UP
+    known = EVERYWHERE.union(*(metric_of(name).labels for name in names))
     for name, matchers in LABELLED.findall(expression):
         labels = set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", matchers))
         assert labels <= set(metric_of(name).labels) | EVERYWHERE, name
@@ -69,6 +72,20 @@ def test_the_alert_on_records_of_a_dead_worker_calls_its_figure_an_upper_bound()
     assert "ack=spooled" in action
 
 
+# The alerts on the state of a part: its name, the state, and how many minutes it must last.
+PARTS = (
+    ("KinesisGatewayFailed", "intake", "failed", 0),
+    ("KinesisGatewayCannotDeliver", "kinesis", "failed", 1),
+    ("KinesisGatewayDeliversLess", "kinesis", "degraded", 5),
+    ("KinesisDeadLettersNotStored", "dead_letters", "failed", 1),
+    ("KinesisDeadLettersWait", "dead_letters", "degraded", 15),
+    ("KinesisCoordinationFails", "coordination", "degraded", 2),
+    ("KinesisTenantsFileNotRead", "tenants_file", "degraded", 1),
+    ("KinesisCertificateExpired", "certificate", "failed", 0),
+    ("KinesisCertificateNotRenewed", "certificate", "degraded", 5),
+)
+# A spool has its own metric, which a producer without a gateway exports too.
+ELSEWHERE = {("spool", "degraded"), ("spool", "failed")}
 # For each alert: series that fire it and series that do not, one value a minute, and the minute of the look.
 ALERTS = {
     "KinesisRecordsLost": (
@@ -105,7 +122,8 @@ ALERTS = {
         20,
     ),
     "KinesisThrottled": (
-        {'kinesis_producer_throttled_records_total{stream="s",shard="1"}': "0+6000x30"},
+        # The series appears with the first throttled record.
+        {'kinesis_producer_throttled_records_total{stream="s",shard="1"}': "_x3 6000+6000x30"},
         {'kinesis_producer_throttled_records_total{stream="s",shard="1"}': "0+60x30"},
         25,
     ),
@@ -160,12 +178,40 @@ ALERTS = {
         {'kinesis_ingest_tenant_wait_seconds{tenant="a"}': "5x20"},
         10,
     ),
+    "KinesisTargetDown": (
+        {'up{job="kpl-gateway",instance="a"}': "0x9"},
+        {'up{job="kpl-gateway",instance="a"}': "1 0 1 0 1 1", 'up{job="node",instance="a"}': "0x9"},
+        3,
+    ),
+    **{
+        alert: (
+            {f'kinesis_ingest_part{{part="{part}",state="{state}"}}': f"0 0 1x{minutes + 3}"},
+            {
+                f'kinesis_ingest_part{{part="{part}",state="ok"}}': "1x40",
+                f'kinesis_ingest_part{{part="{part}",state="{state}"}}': "0x40",
+                f'kinesis_ingest_part{{part="other",state="{state}"}}': "1x40",
+            },
+            minutes + 3,
+        )
+        for alert, part, state, minutes in PARTS
+    },
     "KinesisCoordinatorGone": (
         {"kinesis_coordinator_lease_age_seconds": "200x20"},
         {"kinesis_coordinator_lease_age_seconds": "10x20"},
         10,
     ),
 }
+
+
+def test_each_state_that_a_rule_gives_a_part_has_an_alert():
+    """Except for a gateway that drains, or whose buffer is full: KinesisGatewayRefuses has the effect."""
+    wanted = {(rule.part.value, rule.state.value) for rule in RULES} - {("intake", "degraded")}
+    assert {(part, state) for _, part, state, _ in PARTS} | ELSEWHERE == wanted
+
+
+def test_each_alert_is_in_the_runbook():
+    page = (OBSERVABILITY.parent / "runbook.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(Kinesis\w+)` \|", page, flags=re.MULTILINE)) == set(ALERTS)
 
 
 def test_the_table_has_every_alert():

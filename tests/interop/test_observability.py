@@ -1,16 +1,12 @@
 """Metrics in independent systems: Debian's Prometheus, really scraping, and moto's CloudWatch."""
 
 import http.server
-import shutil
 import threading
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from botocore.session import get_session
 
@@ -41,24 +37,16 @@ from tests.interop.emulators import Emulator
 from tests.support.metrics import (
     EXPIRED,
     NAME,
-    OBSERVABILITY,
     alert_expressions,
     dashboard_expressions,
     finished,
     request,
 )
-from tests.support.processes import LOOPBACK, answers, free_ports, own_process
+from tests.support.processes import LOOPBACK
+from tests.support.prometheus_server import asked, needs_prometheus, prometheus
 from tests.support.waiting import wait_until
 
-NO_PROMETHEUS = "no `prometheus` on the PATH, so nothing was scraped (Debian, Ubuntu: apt install prometheus)"
 TENANTS = 10_000
-CONFIGURATION = """\
-global: {{ scrape_interval: 1s, evaluation_interval: 1s }}
-rule_files: ["{rules}"]
-scrape_configs:
-  - job_name: producer
-    static_configs: [{{ targets: ["{target}"] }}]
-"""
 
 
 class Limiter:
@@ -91,33 +79,6 @@ def served(metrics: PrometheusMetrics) -> Iterator[str]:
             thread.join()
 
 
-@contextmanager
-def prometheus(target: str, logs: Path) -> Iterator[str]:
-    """Yield the URL of a Prometheus that scrapes `target` every second."""
-    place = logs / "prometheus"
-    place.mkdir()
-    configuration = place / "prometheus.yml"
-    configuration.write_text(CONFIGURATION.format(rules=OBSERVABILITY / "alerts.yml", target=target))
-    (port,) = free_ports(1)
-    command = [
-        str(shutil.which("prometheus")),
-        f"--config.file={configuration}",
-        f"--storage.tsdb.path={place / 'data'}",
-        f"--web.listen-address={LOOPBACK}:{port}",
-    ]
-    with own_process("prometheus", command, logs=logs) as process:
-        process.wait_until(lambda: answers(port), what=f"answer on port {port}")
-        url = f"http://{LOOPBACK}:{port}"
-        process.wait_until(lambda: httpx.get(f"{url}/-/ready", timeout=5).is_success, what="readiness")
-        yield url
-
-
-def asked(url: str, path: str, **parameters: str) -> Any:
-    answer = httpx.get(f"{url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=10).json()
-    assert answer["status"] == "success", answer
-    return answer["data"]
-
-
 async def used(metrics: PrometheusMetrics, place: Path) -> None:
     """Let one producer deliver and spool, and another store dead letters; their metrics remain afterwards."""
     kinesis = FakeKinesis({"orders": 2})
@@ -141,7 +102,7 @@ async def used(metrics: PrometheusMetrics, place: Path) -> None:
         await producer.flush(10)
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason=NO_PROMETHEUS)
+@needs_prometheus
 @pytest.mark.anyio
 async def test_a_real_prometheus_has_every_name_of_the_dashboard_and_bounded_tenants(
     logs: Path, tmp_path: Path
@@ -168,7 +129,9 @@ async def test_a_real_prometheus_has_every_name_of_the_dashboard_and_bounded_ten
         "lost_records",
         "paused_connections",
         "read_pauses_total",
+        "certificate_days_left",
     ]
+    metrics.watch(lambda: [Sample("kinesis_ingest_part", ("spool", "degraded"), 1.0)])
     metrics.watch(lambda: [Sample(f"kinesis_ingest_{name}", (), 1.0) for name in alone])
     with served(metrics) as target, prometheus(target, logs) as url:
         wait_until(

@@ -1,0 +1,226 @@
+"""The cases of the drill: how a part is broken and repaired, and what must be said meanwhile."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from kpl_core.testing import ErrorAnswer
+from tests.drill.scene import Scene
+from tests.support.certificates import certificate_pair, days_from_now
+from tests.support.small_disk import MIB, fill_disk, free_disk
+
+_DISK_BYTES = 64 * MIB
+_LOST_RECORDS = 50
+
+
+class NotRun(Exception):  # noqa: N818 - reads as a sentence where it is raised
+    """This machine lacks what the case needs; the text says what."""
+
+
+class Case(NamedTuple):
+    """One row.
+
+    `prepare` makes the files in the folder, and returns settings. While the part is broken, `ready` is the status of
+    `/readyz`, `part` is in `state` (no part: None), `alert` is pending or firing, `log` is in the log, and `kpl doctor`
+    has a failed check `doctor` (None: it finds nothing). Without `alert_ends`, the alert ends with its cause.
+    """
+
+    name: str
+    part: str | None
+    state: str
+    alert: str
+    log: str
+    doctor: str | None
+    prepare: Callable[[Path], Mapping[str, str]]
+    breaks: Callable[[Scene], None]
+    repairs: Callable[[Scene], None]
+    ready: int = 200
+    ack: str = "queued"
+    workers: int = 1
+    alert_ends: str = ""
+    seconds: float = 30.0
+
+
+def _no_files(_folder: Path) -> Mapping[str, str]:
+    return {}
+
+
+def _mount(folder: Path) -> Mapping[str, str]:
+    disk = folder / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        message = "only root may mount a file system"
+        raise NotRun(message)
+    return {"SPOOL": str(disk / "spool.db")}
+
+
+@contextmanager
+def unmounted(folder: Path) -> Iterator[None]:
+    """Unmount the disk of a case at the end of the block."""
+    try:
+        yield
+    finally:
+        if (folder / "disk").is_mount():
+            subprocess.run(["umount", "--lazy", str(folder / "disk")], check=False)
+
+
+def _store(folder: Path) -> Mapping[str, str]:
+    (folder / "store").mkdir(mode=0o700)
+    return {"COORDINATION": (folder / "store").as_uri()}
+
+
+def _remove_store(scene: Scene) -> None:
+    # Also for root, whom permissions do not stop: a file where the folder was.
+    (scene.folder / "store").rename(scene.folder / "moved")
+    (scene.folder / "store").write_text("not a folder")
+
+
+def _bring_store_back(scene: Scene) -> None:
+    (scene.folder / "store").unlink()
+    (scene.folder / "moved").rename(scene.folder / "store")
+
+
+def _certificate(folder: Path) -> Mapping[str, str]:
+    if shutil.which("openssl") is None:
+        message = "openssl makes the certificates"
+        raise NotRun(message)
+    certificate_pair(folder, "good", days_from_now(-1), days_from_now(90))
+    certificate_pair(folder, "old", days_from_now(-90), days_from_now(-1))
+    _use(folder, "good")
+    return {"TLS_CERTIFICATE": str(folder / "used.crt"), "TLS_KEY": str(folder / "used.key")}
+
+
+def _use(folder: Path, name: str) -> None:
+    for end in ("crt", "key"):
+        shutil.copy(folder / f"{name}.{end}", folder / f"used.{end}")
+
+
+def _kill_worker(scene: Scene) -> None:
+    # Over one connection, so one worker has the records and is the one that is asked. They wait there to be batched.
+    scene.put(count=_LOST_RECORDS)
+    os.kill(scene.readiness()[1]["process_id"], signal.SIGKILL)
+
+
+def _flood(scene: Scene) -> None:
+    for _ in range(300):
+        scene.put("noisy")
+
+
+def _nothing(_scene: Scene) -> None:
+    return
+
+
+def _break_certificate(scene: Scene) -> None:
+    (scene.folder / "used.crt").write_text("-----BEGIN CERTIFICATE-----\nMII")
+
+
+def _break_tenants(scene: Scene) -> None:
+    scene.tenants.write_text("[[tenant]")
+
+
+CASES = (
+    Case(
+        name="spool full",
+        part="spool",
+        state="degraded",
+        alert="KinesisSpoolCannotStore",
+        log="part changed: spool is degraded: cannot store",
+        doctor=None,
+        prepare=_mount,
+        breaks=lambda scene: fill_disk(scene.folder / "disk"),
+        repairs=lambda scene: free_disk(scene.folder / "disk", size_bytes=_DISK_BYTES),
+        ack="spooled",
+    ),
+    Case(
+        name="store away",
+        part="coordination",
+        state="degraded",
+        alert="KinesisCoordinationFails",
+        log="part changed: coordination is degraded",
+        doctor=None,
+        prepare=_store,
+        breaks=_remove_store,
+        repairs=_bring_store_back,
+    ),
+    Case(
+        name="certificate expired",
+        part="certificate",
+        state="failed",
+        alert="KinesisCertificateExpired",
+        log="part changed: certificate is failed: expired at",
+        doctor="certificate",
+        prepare=_certificate,
+        breaks=lambda scene: _use(scene.folder, "old"),
+        repairs=lambda scene: _use(scene.folder, "good"),
+    ),
+    Case(
+        name="certificate half written",
+        part="certificate",
+        state="degraded",
+        alert="KinesisCertificateNotRenewed",
+        log="part changed: certificate is degraded: the changed files cannot be used",
+        doctor="certificate",
+        prepare=_certificate,
+        breaks=_break_certificate,
+        repairs=lambda scene: _use(scene.folder, "good"),
+    ),
+    Case(
+        name="tenants file broken",
+        part="tenants_file",
+        state="degraded",
+        alert="KinesisTenantsFileNotRead",
+        log="part changed: tenants_file is degraded",
+        doctor=None,
+        prepare=_no_files,
+        breaks=_break_tenants,
+        repairs=Scene.write_tenants,
+    ),
+    Case(
+        name="Kinesis denied",
+        part="kinesis",
+        state="failed",
+        alert="KinesisGatewayCannotDeliver",
+        log=r"part changed: kinesis is failed: requests to stream orders \(AccessDeniedException\) fail",
+        doctor="stream",
+        prepare=_no_files,
+        breaks=lambda scene: scene.break_kinesis(ErrorAnswer("AccessDeniedException")),
+        repairs=Scene.repair_kinesis,
+    ),
+    Case(
+        name="a worker killed",
+        part=None,
+        state="",
+        alert="KinesisGatewayLostRecords",
+        log=r"worker \d (was ended by SIGKILL|died with \d+ acknowledged)",
+        doctor=None,
+        prepare=lambda _: {"RECORD_MAX_BUFFERED_TIME_MS": "8000"},
+        breaks=_kill_worker,
+        repairs=_nothing,
+        workers=2,
+        alert_ends="15 minutes after the last loss, its range",
+    ),
+    Case(
+        name="a noisy tenant",
+        part=None,
+        state="",
+        alert="KinesisGatewayRefuses",
+        log="",
+        doctor=None,
+        prepare=_no_files,
+        breaks=_flood,
+        repairs=_nothing,
+        alert_ends="5 minutes after the last refusal, its range",
+    ),
+)
+
+
+def logged(case: Case, text: str) -> bool:
+    """Return True if this line says what the case expects."""
+    return bool(case.log) and re.search(case.log, text) is not None

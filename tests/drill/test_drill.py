@@ -1,0 +1,21 @@
+"""The drill's cases that no quicker test has from end to end: a full disk, TLS, a denial, and a killed worker."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.drill.__main__ import drill
+from tests.drill.cases import CASES, Case, NotRun
+from tests.support.prometheus_server import needs_prometheus
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180), needs_prometheus]
+RUN = {"spool full", "certificate expired", "Kinesis denied", "a worker killed"}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in RUN], ids=lambda case: case.name)
+def test_all_that_is_said_about_a_broken_part_is_true_and_ends_by_itself(case: Case, tmp_path: Path) -> None:
+    try:
+        drilled = drill(case, tmp_path)
+    except NotRun as reason:
+        pytest.skip(f"not run: {reason}")
+    assert not drilled.problems, "\n".join([*drilled.lines, *drilled.problems])
