@@ -40,7 +40,9 @@ def summarise(store: SimulatedStore, at: float) -> Any:  # noqa: ANN401
     reading = finished(store.read(SUMMARY_NAME))
     head = None if reading.body is None else decode(reading.body, Summary)
     writer = SummaryWriter(store, TableRules(interval_seconds=5.0), lambda *_: None)
-    return finished(writer.compute(head, reading.version, at=at))
+    summary = finished(writer.compute(head, reading.version, at=at))
+    finished(writer.remove_old())
+    return summary
 
 
 def _timed(function: Callable[[], Any]) -> float:

@@ -75,9 +75,10 @@ class DemandMeter:
         if first > 0.0 or second > 0.0:
             self.idle_since = now
 
-    def take_counts(self) -> tuple[float, float]:
-        """Return what was sent and throttled since the last call."""
-        sent = self.usage.sent - self.reported_sent
-        throttled = self.usage.throttled - self.reported_throttled
-        self.reported_sent, self.reported_throttled = self.usage.sent, self.usage.throttled
-        return sent, throttled
+    def counts(self) -> tuple[float, float]:
+        """Return what was sent and throttled since the last usage that `counted` was called with."""
+        return self.usage.sent - self.reported_sent, self.usage.throttled - self.reported_throttled
+
+    def counted(self, usage: Usage) -> None:
+        """Note that the counts up to this usage have been used."""
+        self.reported_sent, self.reported_throttled = usage.sent, usage.throttled

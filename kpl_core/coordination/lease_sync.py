@@ -7,14 +7,16 @@ process is needed.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from kpl_core.coordination.bounded_calls import Call, one_after_another
 from kpl_core.coordination.lease_table import LIFETIME_INTERVALS, TableRules, next_summary
-from kpl_core.coordination.leaseholder import Leaseholder
-from kpl_core.coordination.store import CoordinationStore
+from kpl_core.coordination.leaseholder import Leaseholder, PreparedReport
+from kpl_core.coordination.store import ABSENT, CoordinationStore
 from kpl_core.coordination.store_objects import (
     OnProblem,
     Summary,
@@ -34,6 +36,7 @@ REPORT_PREFIX: Final = "report-"
 # The reports of workers that left this long ago are deleted, at most so many per summary.
 FORGOTTEN_INTERVALS: Final = 20.0
 REMOVALS: Final = 50
+MOST_OLD: Final = 200
 # A lost write of the own object may be a clean-up by another worker. Twice in a short time means that a second process
 # uses the same worker_id; the warning ends after a few undisturbed writes.
 CONFLICTS_TOLERATED: Final = 2
@@ -41,7 +44,17 @@ MAX_CONFLICTS: Final = 6
 
 
 class LeaseSync:
-    """Syncs one leaseholder. `on_problem(reason, sentence)` is called for objects that cannot be read."""
+    """Syncs one leaseholder.
+
+    Args:
+        store: the shared store.
+        holder: the leaseholder.
+        may_compute: whether it computes summaries.
+        on_problem: called with a reason and a sentence for objects that cannot be read.
+        on_shares: called when a summary has been applied. It puts the shares into force before it returns, so that no
+            report says more than that.
+        run_all: runs calls of the store that do not depend on each other.
+    """
 
     def __init__(
         self,
@@ -50,23 +63,29 @@ class LeaseSync:
         *,
         may_compute: bool,
         on_problem: OnProblem,
+        on_shares: Callable[[], None] = lambda: None,
+        run_all: Callable[[Iterable[Call]], Awaitable[None]] = one_after_another,
     ) -> None:
         self._store = store
         self._holder = holder
+        self._on_shares = on_shares
         self._worker_id = holder.rules.worker_id
         rules = TableRules(interval_seconds=holder.rules.interval_seconds)
-        self._writer = SummaryWriter(store, rules, on_problem, worker_id=self._worker_id)
+        self.writer = SummaryWriter(store, rules, on_problem, worker_id=self._worker_id, run_all=run_all)
         self._may_compute = may_compute
         self._on_problem = on_problem
         # The name and contents of the part that was read last.
         self._part: tuple[str, SummaryPart] | None = None
-        # The version of this worker's report, as last written.
-        self._report_version: str | None = None
+        # The version of this worker's report, as last written; None if the last write may have succeeded, or may yet.
+        self._report_version: str | None = ABSENT
+        self._unsure_body: bytes | None = None
+        self._has_reported = False
         self._conflicts = 0
         # The store's clock minus this process's wall clock.
         self.clock_offset = 0.0
         # Whether the last sync began to read all reports (only a sync that computes does), and whether it finished.
         self.is_reading_all = self.has_read_all = False
+        self._due: tuple[Summary | None, str, float] | None = None
 
     async def sync(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         """Read and apply the summary, report, and compute the next summary if no other worker does.
@@ -74,9 +93,21 @@ class LeaseSync:
         Raises:
             StoreFailed: the store failed; what was applied so far stays applied.
         """
+        await self.read_and_report(clock, wall_clock)
+        await self.compute_if_due(clock)
+        await self.writer.remove_old()
+
+    async def read_and_report(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        """Read and apply the summary, and report. Then `compute_if_due`.
+
+        Raises:
+            StoreFailed: the store failed; what was applied so far stays applied.
+        """
+        self._due = None
         self._holder.sync_started(clock())
         self.is_reading_all, self.has_read_all = False, not self._may_compute
         reading = await self._store.read(SUMMARY_NAME)
+        read_at = clock()
         self.clock_offset = reading.at - wall_clock()
         try:
             head = None if reading.body is None else decode(reading.body, Summary)
@@ -92,31 +123,41 @@ class LeaseSync:
                 self._holder.apply(None, None, clock(), at=reading.at)
             elif part is not None or not head.part_count:
                 self._holder.apply(head, part, clock(), at=reading.at)
+            self._on_shares()
         if self._conflicts > CONFLICTS_TOLERATED:
             sentence = (
                 f"{_report_name(self._worker_id)}: another process writes it; give each process its own worker_id"
             )
             self._on_problem("duplicate", sentence)
         if self._holder.wants_to_report(head, clock()):
-            await self._report(encode(self._holder.report(clock(), at=wall_clock() + self.clock_offset)))
+            await self._report(self._holder.report(clock(), at=wall_clock() + self.clock_offset))
         if self._may_compute and self._holder.may_compute(head, clock(), at=reading.at):
-            await self._compute(head, reading.version, at=reading.at, clock=clock)
+            # The store's clock minus this process's clock.
+            self._due = head, reading.version, reading.at - read_at
 
-    async def _report(self, body: bytes) -> None:
+    async def _report(self, prepared: PreparedReport) -> None:
         """Write this worker's report, and notice whether another process writes it too.
 
-        If its version changed, another process uses the same `worker_id` and both would spend the same lease.
+        Every write is conditional, so a write that arrives late never replaces a newer report. If the version changed,
+        another process uses the same `worker_id` and both would spend the same lease.
         """
-        name = _report_name(self._worker_id)
-        # Unknown if this write fails, because it may have succeeded.
+        name, body = _report_name(self._worker_id), encode(prepared.report)
         expected, self._report_version = self._report_version, None
+        if expected is None:
+            expected = (await self._store.read(name)).version
+        unsure, self._unsure_body = self._unsure_body, body
         written = await self._store.write(name, body, expected=expected)
         if written.version is not None:
             self._conflicts = max(0, self._conflicts - 1)
         else:
-            written = await self._store.write(name, body)
-            self._conflicts = min(self._conflicts + CONFLICTS_TOLERATED, MAX_CONFLICTS)
-        self._report_version = written.version
+            found = await self._store.read(name)
+            if self._has_reported and found.version != expected and found.body != unsure:
+                self._conflicts = min(self._conflicts + CONFLICTS_TOLERATED, MAX_CONFLICTS)
+            written = await self._store.write(name, body, expected=found.version)
+            if written.version is None:
+                return
+        self._report_version, self._has_reported = written.version, True
+        self._holder.reported(prepared)
 
     async def _own_part(self, head: Summary | None) -> SummaryPart | None:
         if head is None or not head.part_count:
@@ -133,21 +174,29 @@ class LeaseSync:
         self._part = (name, decode(reading.body, SummaryPart))
         return self._part[1]
 
-    async def _compute(self, head: Summary | None, version: str, *, at: float, clock: Callable[[], float]) -> None:
+    async def compute_if_due(self, clock: Callable[[], float]) -> None:
+        """Compute the next summary if the last `read_and_report` found it due, and apply it.
+
+        Raises:
+            StoreFailed: the store failed.
+        """
+        if self._due is None:
+            return
+        (head, version, offset), self._due = self._due, None
         self.is_reading_all = True
-        summary = await self._writer.compute(head, version, at=at)
+        summary = await self.writer.compute(head, version, at=clock() + offset)
         self.has_read_all = True
         if summary is not None:
             self._holder.apply(summary, None, clock(), at=summary.computed_at)
+            self._on_shares()
 
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """Report that this worker's leases are free.
+        """Report that this worker's leases are free. `Leaseholder.leave` comes first, and its shares are in force.
 
         Raises:
             StoreFailed: the other workers will notice when its report is too old.
         """
-        report = self._holder.report(clock(), at=wall_clock() + self.clock_offset, leaving=True)
-        await self._store.write(_report_name(self._worker_id), encode(report))
+        await self._report(self._holder.report(clock(), at=wall_clock() + self.clock_offset, leaving=True))
 
 
 class SummaryWriter:
@@ -158,17 +207,29 @@ class SummaryWriter:
         rules: the parameters.
         on_problem: called with a reason and a sentence for each object that cannot be read.
         worker_id: the worker that computes; "" for none.
+        run_all: runs calls of the store that do not depend on each other.
     """
 
     def __init__(
-        self, store: CoordinationStore, rules: TableRules, on_problem: OnProblem, *, worker_id: str = ""
+        self,
+        store: CoordinationStore,
+        rules: TableRules,
+        on_problem: OnProblem,
+        *,
+        worker_id: str = "",
+        run_all: Callable[[Iterable[Call]], Awaitable[None]] = one_after_another,
     ) -> None:
         self._store = store
+        self._run_all = run_all
         self._rules = rules
         self._on_problem = on_problem
         self._worker_id = worker_id
         # The last summary with parts that this object wrote: the next one needs no read of the parts.
         self._last: Summary | None = None
+        # The summary without the claim of this process, and the claim's version, while it computes.
+        self._claim: tuple[Summary, str] | None = None
+        # The names of objects that are not needed any more, the latest ones.
+        self._old: list[str] = []
 
     async def compute(self, head: Summary | None, version: str, *, at: float) -> Summary | None:
         """Compute and write the summary that follows `head`; return None if another process does or did.
@@ -182,16 +243,13 @@ class SummaryWriter:
             StoreFailed: the store failed.
         """
         interval, store = self._rules.interval_seconds, self._store
-        until = at + interval
-        claim = (
-            Summary(generation=0, computed_at=0.0, began_at=0.0, claimed_until=until)
-            if head is None
-            else msgspec.structs.replace(head, claimed_until=until)
-        )
+        unclaimed = Summary(generation=0, computed_at=0.0, began_at=0.0) if head is None else head
+        claim = msgspec.structs.replace(unclaimed, claimed_until=at + interval)
         claimed = await store.write(SUMMARY_NAME, encode(claim), expected=version)
         if claimed.version is None:
             self._last = None
             return None
+        self._claim = msgspec.structs.replace(unclaimed, claimed_until=0.0), claimed.version
         previous = await self._with_parts(head)
         listing = await store.read_all(REPORT_PREFIX)
         gone: list[str] = []
@@ -213,15 +271,40 @@ class SummaryWriter:
             summary.token = f"{zlib.crc32(claimed.version.encode()):08x}"
             written_head, parts = split(summary, after=head)
         summary.computed_by = written_head.computed_by = self._worker_id
-        for number, part in enumerate(parts):
-            await store.write(part_name(written_head, number), encode(part))
+        await self._run_all(
+            [partial(store.write, part_name(written_head, number), encode(part)) for number, part in enumerate(parts)]
+        )
         written = await store.write(SUMMARY_NAME, encode(written_head), expected=claimed.version)
+        self._claim = None
         if written.version is None:
             self._last = None
             return None
         self._last = summary if written_head.part_count else None
-        await _remove_old(store, head, gone)
+        self._old = (self._old + _old_objects(head, gone))[-MOST_OLD:]
         return summary
+
+    async def give_up(self) -> None:
+        """Release the claim of a computation that failed, so that another worker need not wait for its end.
+
+        Raises:
+            StoreFailed: the claim ends an interval after it was written.
+        """
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            await self._store.write(SUMMARY_NAME, encode(claim[0]), expected=claim[1])
+
+    async def remove_old(self) -> None:
+        """Delete the objects that the summaries of this process made useless. The next call continues.
+
+        Raises:
+            StoreFailed: the store failed.
+        """
+
+        async def remove(name: str) -> None:
+            await self._store.delete(name)
+            self._old.remove(name)
+
+        await self._run_all([partial(remove, name) for name in self._old])
 
     async def _with_parts(self, head: Summary | None) -> Summary | None:
         """Return the summary with all its parts; None if a part is missing, and then only the reports count."""
@@ -259,14 +342,11 @@ def _reports(
         yield report
 
 
-async def _remove_old(store: CoordinationStore, head: Summary | None, gone: list[str]) -> None:
-    """Delete the parts of the summary before the last one, and the reports of workers that are gone."""
-    if head is not None and head.old_part_count:
-        # Keep the parts of `head` itself: another worker may just have read `head` and be about to read its part.
-        for number in range(head.old_part_count):
-            await store.delete(f"{head.old_part_prefix}{number}.json")
-    for worker_id in gone[:REMOVALS]:
-        await store.delete(_report_name(worker_id))
+def _old_objects(head: Summary | None, gone: list[str]) -> list[str]:
+    """Return the parts of the summary before the last one, and the reports of workers that are gone."""
+    # The parts of `head` itself stay: another worker may just have read `head` and be about to read its part.
+    parts = [] if head is None else [f"{head.old_part_prefix}{number}.json" for number in range(head.old_part_count)]
+    return parts + [_report_name(worker_id) for worker_id in gone[:REMOVALS]]
 
 
 def _report_name(worker_id: str) -> str:

@@ -160,10 +160,10 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
         if report.leaving:
             leaving.add(worker_id)
             continue
-        if worker_id in summary.members or not _counts(report, previous, interval, at=at):
+        known = old.get(worker_id)
+        if worker_id in summary.members or not _counts(report, known, previous, interval, at=at):
             continue
         max_workers = max(max_workers, report.max_workers)
-        known = old.get(worker_id)
         serves = serves and known is not None and _serves(known, report, plans)
         # It has applied the latest summary, so it holds exactly what that summary granted.
         is_heard = previous is not None and (report.generation, report.token) == (previous.generation, previous.token)
@@ -216,7 +216,7 @@ def _divide_all(
         before, claimed_at = (1.0, at) if known is None else (known.estimate, known.began_at)
         estimate = next_estimate(before, sent=among.sent, throttled=among.throttled, intervals=intervals)
         is_known = is_warm and abs(at - claimed_at) >= WARM_UP_INTERVALS * rules.interval_seconds
-        plan, grants, settled = _divide(among, estimate, max_workers, is_warm=is_known)
+        plan, grants, settled = _divide(among, estimate, max_workers, known, is_warm=is_known)
         calm_at = at
         if not is_known or any(map(_is_scarce, plan.unassigned, plan.limit)):
             # Before this division, also if the clock was set back or shows whole seconds.
@@ -248,12 +248,15 @@ def _calm_at(plan: ResourcePlan, head: Summary) -> float:
     return head.computed_at if is_calm(plan, head) else plan.calm_at
 
 
-def _counts(report: WorkerReport, previous: Summary | None, interval: float, *, at: float) -> bool:
-    """Return True if the worker of this report may still be alive."""
+def _counts(
+    report: WorkerReport, known: FleetMember | None, previous: Summary | None, interval: float, *, at: float
+) -> bool:
+    """Return True if the worker of this report may still be alive; `known` is it in the previous summary."""
     age, lifetime = at - report.written_at, LIFETIME_INTERVALS * interval
     if abs(age) <= lifetime:
         return True
-    if previous is None or not 0.0 < age <= CALM_LIFETIME_INTERVALS * interval:
+    # A worker that was considered gone stays so until it reports again.
+    if previous is None or known is None or not 0.0 < age <= CALM_LIFETIME_INTERVALS * interval:
         return False
     plans = (previous.resources.get(resource) for resource in report.claims)
     return all(plan is not None and abs(at - _calm_at(plan, previous)) <= lifetime for plan in plans)
@@ -315,9 +318,12 @@ def _add_silent(
 
 
 def _divide(
-    among: _Claimants, estimate: float, max_workers: int, *, is_warm: bool
+    among: _Claimants, estimate: float, max_workers: int, known: ResourcePlan | None, *, is_warm: bool
 ) -> tuple[ResourcePlan, list[Grant], bool]:
-    """Divide one resource; return its plan, the grants in the members' order, and whether the shares are settled."""
+    """Divide one resource; return its plan, the grants in the members' order, and whether the shares are settled.
+
+    `known` is its plan in the previous summary: workers that are about to report may be using its newcomers' share.
+    """
     weights = [member.weight for member in among.members]
     tiers = [member.tier for member in among.members]
     absent = max(0, max_workers - len(weights))
@@ -325,7 +331,9 @@ def _divide(
     newcomer: list[float] = []
     unassigned: list[float] = []
     settled = True
-    for reported, demands, ceilings in zip(among.limits, among.demands, among.ceilings, strict=True):
+    starting = (0.0, 0.0) if known is None else known.newcomer
+    columns_of = zip(among.limits, among.demands, among.ceilings, starting, strict=True)
+    for reported, demands, ceilings, start in columns_of:
         limit = reported * estimate
         planned = limit * (1.0 - RESERVE * absent / max_workers)
         targets = shares(planned, demands, weights, tiers)
@@ -334,7 +342,11 @@ def _divide(
             most = limit / max_workers
             bounds = [ceiling if ceiling > most else most for ceiling in ceilings]
             targets = [target if target < bound else bound for target, bound in zip(targets, bounds, strict=True)]
-        granted, highest, deviation = _grant_unreserved(targets, ceilings, planned)
+        most_granted = planned
+        if start * max_workers > limit * RESERVE * 1.001:
+            # Not in any other case: a sum with a rounding error has more digits, and stores charge for bytes.
+            most_granted = min(planned, limit - absent * start)
+        granted, highest, deviation = _grant_unreserved(targets, ceilings, most_granted)
         columns.append((granted, highest))
         settled = settled and deviation <= SETTLED * limit
         unassigned.append(max(0.0, planned - sum(highest)))
@@ -368,10 +380,10 @@ def _grant_unreserved(
 def _newcomer(limit: float, unreserved: float, absent: int, max_workers: int, *, is_warm: bool) -> float:
     """Return what each worker without a grant may use. The sum of these is within the unreserved part of the limit."""
     share = limit / max_workers
-    if is_warm:
+    if is_warm or not absent:
         # Only what no summary assigns: a worker may use this for as long as it has not read the next summary.
         return share * (RESERVE if absent else RESERVE / 4)
-    return min(share, max(unreserved / max(1, absent), share * RESERVE / 4))
+    return min(share, max(unreserved / absent, share * RESERVE / 4))
 
 
 def _unused(plan: ResourcePlan, max_workers: int, *, is_warm: bool) -> ResourcePlan:

@@ -13,7 +13,7 @@ If the summary no longer contains this worker, its leases were revoked because i
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,16 @@ from kpl_core.coordination.lease_table import (
     is_claimed,
     next_estimate,
 )
-from kpl_core.coordination.store_objects import Claim, Pair, ResourcePlan, Summary, SummaryPart, WorkerReport
+from kpl_core.coordination.store_objects import (
+    Claim,
+    FleetMember,
+    Grant,
+    Pair,
+    ResourcePlan,
+    Summary,
+    SummaryPart,
+    WorkerReport,
+)
 from kpl_core.options.coordination_options import ALONE_SHARE
 
 LeaseState = Literal["alone", "newcomer", "leased", "expired"]
@@ -76,6 +85,14 @@ class HolderRules(msgspec.Struct, frozen=True, kw_only=True):
     tier: int = 1
 
 
+class PreparedReport(NamedTuple):
+    """A report that is not yet written, when it was prepared, and the usage of each claim."""
+
+    report: WorkerReport
+    prepared_at: float
+    counted: Mapping[str, Usage]
+
+
 class Leaseholder:
     """Applies summaries. `now` is this process's monotonic clock, `at` the store's clock."""
 
@@ -86,6 +103,9 @@ class Leaseholder:
         self._shares: dict[str, Pair] = {}
         # What it may use of those that it gave up: what every plan reserves for a newcomer.
         self._given_up: dict[str, Pair] = {}
+        # When it first reported that it claims a resource again, by the store's clock. A grant that follows from an
+        # older report is void, because another worker may have it by now.
+        self._claimed_at: dict[str, float] = {}
         # What throttling leaves of each share while the lease is expired, and since when throttling is counted.
         self._backoff: dict[str, float] = {}
         self._counted_at = math.inf
@@ -173,7 +193,9 @@ class Leaseholder:
         if 0.0 <= intervals < BACKOFF_INTERVALS:
             return
         for resource in self._shares:
-            sent, throttled = self._meters[resource].take_counts()
+            meter = self._meters[resource]
+            sent, throttled = meter.counts()
+            meter.counted(meter.usage)
             if intervals > 0.0:
                 factor = self._backoff.get(resource, 1.0)
                 change = next_estimate(factor, sent=sent, throttled=throttled, intervals=intervals) - factor
@@ -187,21 +209,29 @@ class Leaseholder:
         if resource in self._shares:
             share, limit = self._shares.pop(resource), self._meters[resource].usage.limit
             reserve = RESERVE / self.rules.max_workers
+            self._claimed_at[resource] = math.inf
             self._given_up[resource] = min(share[0], limit[0] * reserve), min(share[1], limit[1] * reserve)
         self._granted.discard(resource)
 
-    def report(self, now: float, *, at: float, leaving: bool = False) -> WorkerReport:
-        """Return this worker's report."""
-        claims = {}
+    def leave(self) -> None:
+        """Give up every resource, before the report that says so."""
+        for resource in list(self._shares):
+            self._give_up(resource)
+
+    def report(self, now: float, *, at: float, leaving: bool = False) -> "PreparedReport":
+        """Return this worker's report. Call `reported` when it is written."""
+        claims: dict[str, Claim] = {}
+        counted: dict[str, Usage] = {}
         # In one interval, because calm workers report rarely.
         part = min(1.0, self.rules.interval_seconds / max(now - self._reported_at, 1e-6))
         for resource, share in self._shares.items():
             meter = self._meters[resource]
-            sent, throttled = meter.take_counts()
+            sent, throttled = meter.counts()
+            counted[resource] = meter.usage
+            if at < self._claimed_at.get(resource, -math.inf):
+                self._claimed_at[resource] = at
             claims[resource] = Claim(meter.demand, share, meter.usage.limit, sent * part, throttled * part)
-        self._reported_at, self._reported = now, set(claims)
-        self._must_confirm = False
-        return WorkerReport(
+        report = WorkerReport(
             worker_id=self.rules.worker_id,
             written_at=at,
             generation=self._generation,
@@ -212,6 +242,14 @@ class Leaseholder:
             max_workers=self.rules.max_workers,
             leaving=leaving,
         )
+        return PreparedReport(report, now, counted)
+
+    def reported(self, prepared: "PreparedReport") -> None:
+        """Note that a report is in the store. A report whose write failed has no effect here and is repeated."""
+        self._reported_at, self._reported = prepared.prepared_at, set(prepared.counted)
+        self._must_confirm = False
+        for resource, usage in prepared.counted.items():
+            self._meters[resource].counted(usage)
 
     # Summaries
 
@@ -239,9 +277,10 @@ class Leaseholder:
         self._backoff.clear()
         self._counted_at = math.inf
         member = members.get(self.rules.worker_id)
+        self._forget_claims(member)
         was_lowered = False
         for resource, last in self._shares.items():
-            grant = None if member is None else member.grants.get(resource)
+            grant = self._grant(member, resource)
             if grant is not None:
                 was_lowered = was_lowered or grant.share[0] < last[0] or grant.share[1] < last[1]
                 self._shares[resource] = grant.share
@@ -259,6 +298,18 @@ class Leaseholder:
         self._confirm_syncs = 0
         if not self.wants_more:
             self._quick_syncs = 0
+
+    def _forget_claims(self, member: FleetMember | None) -> None:
+        """Forget the resources that this worker uses no more, once no plan grants what it gave up."""
+        if self._is_current and member is not None:
+            for resource in self._claimed_at.keys() - self._meters.keys() - member.grants.keys():
+                del self._claimed_at[resource]
+
+    def _grant(self, member: FleetMember | None, resource: str) -> Grant | None:
+        """Return what a summary grants this worker, None if nothing, or if it follows from a report before a claim."""
+        if member is None or member.reported_at < self._claimed_at.get(resource, -math.inf):
+            return None
+        return member.grants.get(resource)
 
     # When to sync
 

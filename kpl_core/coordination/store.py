@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 DEFAULT_GROUP: Final = "default"
 # Seconds to connect to a store, and to wait for an answer: a sync must fail within seconds, and is retried anyway.
 CONNECT_SECONDS: Final = 2.0
+# How many calls of one process a store answers at a time. With fewer, the reports of a thousand workers cannot be read
+# within an interval at 100 ms a call.
+PARALLEL_CALLS: Final = 32
 # As `expected` of a write: the object must not exist.
 ABSENT: Final = ""
 

@@ -6,26 +6,30 @@ each failed sync, and logs once when the problem is over.
 `Coordinator` is the alternative to workers that compute summaries: a process of its own that does nothing else.
 """
 
+import contextlib
 import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
 import anyio
 
+from kpl_core.coordination.bounded_calls import BoundedStore, in_parallel
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, SummaryWriter
 from kpl_core.coordination.lease_table import TableRules, is_claimed
-from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
+from kpl_core.coordination.leaseholder import HolderRules, Leaseholder, LeaseState
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.store_objects import OnProblem, Pair, Summary, UnreadableObject, decode
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
 from kpl_core.options.coordination_options import CoordinationOptions
 from kpl_core.records.user_record import rank_of
+
+Returned = TypeVar("Returned")
 
 _logger = logging.getLogger("kpl_core")
 
@@ -92,7 +96,15 @@ class CoordinationWorker:
                 tier=rank_of(options.tier),
             )
         )
-        self._sync_round = LeaseSync(store, self._holder, may_compute=options.aggregate, on_problem=self._on_problem)
+        self._sync_round = LeaseSync(
+            BoundedStore(store, options.store_timeout_seconds),
+            self._holder,
+            may_compute=options.aggregate,
+            on_problem=self._on_problem,
+            on_shares=self._use_shares,
+            run_all=in_parallel,
+        )
+        self._measured: Mapping[str, Usage] = {}
         self._shares: dict[str, Pair] = {}
         self._limits: dict[str, Pair] = {}
         self._reported_shares: dict[str, Pair] = {}
@@ -101,9 +113,14 @@ class CoordinationWorker:
         self._object_problems: dict[str, str] = {}
         self._usual_seconds = 0.0
         self._woken = anyio.Event()
+        self._running = anyio.CancelScope()
 
     async def run(self) -> None:
-        """Sync and apply shares until cancelled."""
+        """Sync and apply shares until cancelled, or until `leave`."""
+        with anyio.CancelScope() as self._running:
+            await self._run()
+
+    async def _run(self) -> None:
         while True:
             # New before the step: units that begin to wait during its sync were not measured.
             self._woken = anyio.Event()
@@ -122,16 +139,23 @@ class CoordinationWorker:
         self._woken.set()
 
     async def step(self) -> None:
-        """Measure once, sync if it is due, and apply the shares."""
+        """Measure once, and sync if it is due. What this worker gives up is out of force before it reports."""
         now = self._clock()
-        usages = self._usages()
-        self._holder.measure(usages, now)
+        self._measured = self._usages()
+        self._holder.measure(self._measured, now)
+        self._use_shares()
         if self._holder.sync_due(now, usual_seconds=self._usual_seconds):
             await self._sync()
-        self._use_shares(usages)
+        self._report_shares()
 
     async def leave(self) -> None:
-        """Report that this worker's shares are free, if that takes less than a second."""
+        """Stop using the shares, then report that they are free, if that takes less than a second.
+
+        What remains in force is what every plan reserves for a worker that has not started.
+        """
+        self._running.cancel()
+        self._holder.leave()
+        self._use_shares()
         try:
             with anyio.fail_after(min(LEAVE_SECONDS, self._options.store_timeout_seconds), shield=True):
                 await self._sync_round.leave(self._clock, self._wall_clock)
@@ -142,6 +166,10 @@ class CoordinationWorker:
     def share(self, resource: str, limit: Pair) -> Pair:
         """Return the rates this worker may use of a resource, units a second."""
         return self._holder.share(resource, limit)
+
+    def state(self) -> LeaseState:
+        """Return the basis of its shares."""
+        return self._holder.state(self._clock())
 
     def lease_age(self) -> float:
         """Return the seconds since the applied summary was computed, 0 before the first one."""
@@ -162,14 +190,17 @@ class CoordinationWorker:
         self._object_problems.clear()
         self._usual_seconds = interval * (1.0 - JITTER + 2.0 * JITTER * self._chance())
         try:
-            with anyio.fail_after(self._options.store_timeout_seconds):
-                await self._sync_round.sync(self._clock, self._wall_clock)
+            with anyio.fail_after(max(interval, self._options.store_timeout_seconds)):
+                await self._sync_round.read_and_report(self._clock, self._wall_clock)
+            writer = self._sync_round.writer
+            await within_claim(writer, interval, lambda: self._sync_round.compute_if_due(self._clock))
+            with anyio.move_on_after(self._options.store_timeout_seconds):
+                await writer.remove_old()
         except StoreFailed as error:
             failure, sentence = error.reason, str(error)
         except TimeoutError:
             failure = "slow"
-            seconds = self._options.store_timeout_seconds
-            sentence = f"no answer within {seconds:g} s; check whether the store is overloaded"
+            sentence = f"reading the summary and reporting took {interval:g} s; check whether the store is overloaded"
         except Exception as error:
             # An error in a store, perhaps the caller's own class, must not stop records.
             failure = "broken"
@@ -222,20 +253,24 @@ class CoordinationWorker:
                 sentence.rstrip("."),
             )
 
-    def _use_shares(self, usages: Mapping[str, Usage]) -> None:
-        shares = {resource: self._holder.share(resource, usage.limit) for resource, usage in usages.items()}
+    def _use_shares(self) -> None:
+        """Put the shares into force; once more for the resources that are not used any more."""
+        limits = {resource: usage.limit for resource, usage in self._measured.items()}
+        shares = {resource: self._holder.share(resource, limit) for resource, limit in (self._limits | limits).items()}
         if shares == self._shares:
             return
-        self._shares = shares
-        self._limits = {resource: usage.limit for resource, usage in usages.items()}
+        self._shares = {resource: shares[resource] for resource in limits}
+        self._limits = limits
         if not self._options.shadow:
             self._apply_shares(shares)
-        for resource, share in shares.items():
+
+    def _report_shares(self) -> None:
+        for resource, share in self._shares.items():
             reported = self._reported_shares.get(resource)
             if reported is None or not all(map(_is_close, reported, share)):
                 self._reported_shares[resource] = share
-                self._report_share(resource, share, usages[resource].limit)
-        for resource in self._reported_shares.keys() - shares.keys():
+                self._report_share(resource, share, self._limits[resource])
+        for resource in self._reported_shares.keys() - self._shares.keys():
             del self._reported_shares[resource]
 
     def _report_share(self, resource: str, share: Pair, limit: Pair) -> None:
@@ -248,6 +283,27 @@ class CoordinationWorker:
                 share[0],
                 share[1],
             )
+
+
+async def within_claim(writer: SummaryWriter, seconds: float, compute: Callable[[], Awaitable[Returned]]) -> Returned:
+    """Compute within the time of a claim, or release the claim, so that another worker need not wait for its end.
+
+    Raises:
+        StoreFailed: the store failed, or it was too slow for a summary.
+    """
+    is_done = False
+    try:
+        with anyio.fail_after(seconds):
+            result = await compute()
+        is_done = True
+    except TimeoutError:
+        message = f"computing a summary took longer than {seconds:g} s; lengthen the interval, or use a faster store"
+        raise StoreFailed(message, reason="slow") from None
+    finally:
+        if not is_done:
+            with anyio.move_on_after(LEAVE_SECONDS, shield=True), contextlib.suppress(Exception):
+                await writer.give_up()
+    return result
 
 
 class Coordinator:
@@ -274,7 +330,7 @@ class Coordinator:
         self._store = store
         self._rules = TableRules(interval_seconds=interval_seconds, max_workers=max_workers, dedicated=True)
         self._on_problem = on_problem
-        self._writer = SummaryWriter(store, self._rules, on_problem)
+        self._writer = SummaryWriter(store, self._rules, on_problem, run_all=in_parallel)
 
     async def compute_once(self) -> tuple[int, Literal["computed", "overtaken"]]:
         """Compute a summary; return the number of workers in it, and whether this process wrote it.
@@ -293,7 +349,12 @@ class Coordinator:
             head = None
         if head is not None and is_claimed(head, self._rules.interval_seconds, at=reading.at):
             return head.member_count, "overtaken"
-        summary = await self._writer.compute(head, reading.version, at=reading.at)
+        summary = await within_claim(
+            self._writer,
+            self._rules.interval_seconds,
+            lambda: self._writer.compute(head, reading.version, at=reading.at),
+        )
         if summary is None:
             return 0 if head is None else head.member_count, "overtaken"
+        await self._writer.remove_old()
         return summary.member_count, "computed"

@@ -50,7 +50,7 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_workers: how many workers may ever run at the same time. A worker without a lease uses a part of
             the limit divided by this.
         interval_seconds: the time between two sync rounds of a worker, within 10 %.
-        store_timeout_seconds: a sync round that takes longer has failed; the worker keeps the lease it has.
+        store_timeout_seconds: a call of the store that takes longer has failed; the worker keeps the lease it has.
         weight: this worker's share relative to others, when they want more than the limit.
         tier: a worker of a higher tier gets what it wants before a lower tier gets more than a trickle.
         worker_id: the unique name of this worker; None generates one.

@@ -22,7 +22,7 @@ import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kpl_core.coordination import CoordinationStore
-from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
+from kpl_core.coordination.stores.s3 import S3Store
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.options.coordination_options import SHARED_BURST_SECONDS, CoordinationOptions
 from kpl_core.options.validation import require_choice
@@ -119,7 +119,7 @@ class DistributedRateAggregator(_Aggregation, RepeatingThread):
         if autostart:
             self.start()
 
-    def aggregate_once(self, max_workers: int = PARALLEL_READS) -> ConsumptionSummary:
+    def aggregate_once(self, max_workers: int = 16) -> ConsumptionSummary:
         """Read all workers' objects, `max_workers` at a time, write the summary and return it.
 
         Raises:

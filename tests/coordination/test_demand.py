@@ -58,12 +58,15 @@ def test_two_measurements_at_one_instant_count_once():
     assert meter.demand == (0.0, 0.0)
 
 
-def test_counts_are_reported_once():
+def test_counts_are_returned_until_they_have_been_reported():
     meter = DemandMeter(5.0, usage(0), 0.0)
     meter.measure(usage(10, sent=10, throttled=3), 1.0)
-    assert meter.take_counts() == (10, 3)
+    assert meter.counts() == (10, 3)
+    reported = meter.usage
     meter.measure(usage(10, sent=12, throttled=3), 2.0)
-    assert meter.take_counts() == (2, 0)
+    assert meter.counts() == (12, 3)
+    meter.counted(reported)
+    assert meter.counts() == (2, 0)
 
 
 def test_idle_since_is_the_time_of_the_last_offered_load():

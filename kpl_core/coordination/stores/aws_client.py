@@ -8,7 +8,7 @@ from typing import Any, Final
 import aiohttp
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kpl_core.coordination.store import CONNECT_SECONDS, StoreAddress, StoreFailed
+from kpl_core.coordination.store import CONNECT_SECONDS, PARALLEL_CALLS, StoreAddress, StoreFailed
 from kpl_core.errors import ConfigError
 
 # aiohttp's own errors: a truncated body.
@@ -50,6 +50,7 @@ async def open_client(service: str, address: StoreAddress, *, form: str) -> tupl
     config = AioConfig(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=CONNECT_SECONDS,
+        max_pool_connections=PARALLEL_CALLS,
         retries={"total_max_attempts": _ATTEMPTS, "mode": "standard"},
     )
     context = (address.session or get_session()).create_client(service, config=config, **options)

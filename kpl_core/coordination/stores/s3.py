@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
-import anyio
-
+from kpl_core.coordination.bounded_calls import in_parallel
 from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreAddress, Written
 from kpl_core.coordination.stores.aws_client import (
     AWS_ERRORS,
@@ -22,8 +21,6 @@ from kpl_core.coordination.stores.aws_client import (
 )
 from kpl_core.paging import PageTokens
 
-# As many objects at a time as AWS's example reads.
-PARALLEL_READS: Final = 16
 _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 _REFUSED: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"})
 
@@ -98,7 +95,8 @@ class S3Store:
     async def read_all(self, prefix: str) -> Listing:
         """Return all objects whose names begin with `prefix`.
 
-        It takes one ListObjectsV2 per 1,000, and one GetObject for each that has changed since the last listing.
+        It takes one ListObjectsV2 per 1,000, and one GetObject for each that has changed since it was last read. A
+        listing that is cancelled keeps what it has read, so the next one continues.
         """
         etags: dict[str, str] = {}
         token: dict[str, str] = {}
@@ -112,22 +110,15 @@ class S3Store:
                 break
             token = {"ContinuationToken": page["NextContinuationToken"]}
         listed = {key: known for key, known in self._listed.items() if etags.get(key) == known.version}
-        changed = [key for key in etags if key not in listed]
-        waiting = iter(changed)
+        others = {key: known for key, known in self._listed.items() if not key.startswith(self._prefix + prefix)}
+        self._listed = others | listed
 
-        async def read_some() -> None:
-            for key in waiting:
-                reading = await self.read(key.removeprefix(self._prefix))
-                if reading.body is not None:
-                    listed[key] = reading
+        async def read_one(key: str) -> None:
+            reading = await self.read(key.removeprefix(self._prefix))
+            if reading.body is not None:
+                self._listed[key] = listed[key] = reading
 
-        try:
-            async with anyio.create_task_group() as readers:
-                for _ in range(min(PARALLEL_READS, len(changed))):
-                    readers.start_soon(read_some)
-        except* Exception as group:  # noqa: BLE001 - the first exception is raised again
-            raise group.exceptions[0] from None
-        self._listed = listed
+        await in_parallel([partial(read_one, key) for key in etags if key not in listed])
         bodies = {key.removeprefix(self._prefix): reading.body or b"" for key, reading in listed.items()}
         return Listing(bodies, self._answered_at(page))
 

@@ -177,7 +177,7 @@ class SharedQuotas:
     def _apply_shares(self, shares: Mapping[str, Pair]) -> None:
         now = self._clock()
         for tenant_id, share in shares.items():
-            each = self._active.get(tenant_id)
+            each = self._active.get(tenant_id) or self._idle.get(tenant_id)
             if each is not None:
                 each.quota.set_rates(*_at_most(share, each.limit), now)
 

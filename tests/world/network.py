@@ -1,0 +1,141 @@
+"""The way between a process and a shared service: each call takes time, and can be lost, late, refused or cut.
+
+A request takes effect at its own instant, also if its caller has stopped waiting for the answer, as on a real network.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from kpl_core.coordination import Listing, MemoryStore, Reading, StoreFailed, Written
+
+Returned = TypeVar("Returned")
+
+
+class Weather(NamedTuple):
+    """What befalls calls: the times in seconds each way, and the probabilities of faults.
+
+    Args:
+        fastest: the shortest way.
+        slowest: the longest way; the times between are equally likely.
+        lost_requests: never reach the service.
+        lost_answers: take effect, and the caller hears nothing.
+        late: take effect up to `latest` seconds later; the caller has given up by then, or hears it late.
+        latest: of a late call, seconds.
+        slow_answers: take effect in time, and the caller hears it up to `latest` seconds later.
+        refused: conditional writes that the store refuses although their condition holds.
+        spacing: seconds between two faults of one process, 0 for as many as there are.
+    """
+
+    fastest: float = 0.001
+    slowest: float = 0.06
+    lost_requests: float = 0.0
+    lost_answers: float = 0.0
+    late: float = 0.0
+    latest: float = 4.0
+    slow_answers: float = 0.0
+    refused: float = 0.0
+    spacing: float = 0.0
+
+
+CALM: Weather = Weather()
+
+
+class World:
+    """The chance of one run, and the count of its transitions.
+
+    A transition is a request that takes effect, an answer that arrives, a measurement, a change of a bucket, or an
+    event of the story.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.transitions = 0
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class StoreLink:
+    """One process's calls of the shared store."""
+
+    def __init__(self, world: World, store: MemoryStore, weather: Weather = CALM) -> None:
+        self._world = world
+        self._store = store
+        self.weather = weather
+        self.is_cut = False
+        # No answer arrives before this: the process is stopped, or its machine is.
+        self.paused_until = -math.inf
+        self._next_fault_at = 0.0
+
+    def _happens(self, probability: float) -> bool:
+        now = self._world.now()
+        if probability <= 0.0 or now < self._next_fault_at or self._world.chance.random() >= probability:
+            return False
+        self._next_fault_at = now + self.weather.spacing
+        return True
+
+    def _way(self) -> float:
+        return self._world.chance.uniform(self.weather.fastest, self.weather.slowest)
+
+    async def _call(self, effect: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
+        loop, weather, world = asyncio.get_running_loop(), self.weather, self._world
+        if self.is_cut:
+            await asyncio.sleep(self._way())
+            message = "no answer"
+            raise StoreFailed(message, reason="down")
+        done: asyncio.Future[Returned] = loop.create_future()
+        there, back = self._way(), self._way()
+        is_lost = self._happens(weather.lost_answers)
+        if self._happens(weather.late):
+            there += world.chance.uniform(0.0, weather.latest)
+        if self._happens(weather.slow_answers):
+            back += world.chance.uniform(0.0, weather.latest)
+
+        def arrive() -> None:
+            world.transitions += 1
+            outcome = _at_once(effect())
+            if not is_lost:
+                loop.call_later(max(back, self.paused_until - loop.time()), answer, outcome)
+
+        def answer(outcome: Returned) -> None:
+            world.transitions += 1
+            if not done.done():
+                done.set_result(outcome)
+
+        if not self._happens(weather.lost_requests):
+            loop.call_later(max(there, self.paused_until - loop.time()), arrive)
+        return await done
+
+    async def read(self, name: str) -> Reading:
+        return await self._call(lambda: self._store.read(name))
+
+    async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+        if expected is not None and self._happens(self.weather.refused):
+            # Another write in between, which was then undone: the version never repeats.
+            return await self._call(lambda: self._store.write(name, body, expected="refused"))
+        return await self._call(lambda: self._store.write(name, body, expected=expected))
+
+    async def read_all(self, prefix: str) -> Listing:
+        return await self._call(lambda: self._store.read_all(prefix))
+
+    async def delete(self, name: str) -> None:
+        await self._call(lambda: self._store.delete(name))
+
+    async def aclose(self) -> None:
+        """Leave the shared store open."""
+
+
+def _at_once(effect: Coroutine[Any, Any, Returned]) -> Returned:
+    """Run a call of `MemoryStore`, which never waits."""
+    try:
+        effect.send(None)
+    except StopIteration as stop:
+        value: Returned = stop.value
+        return value
+    message = "the store waited"
+    raise AssertionError(message)

@@ -1,0 +1,26 @@
+"""What is in force in a fleet, for each kind of fault. `make laws` runs ten million transitions."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.world.kinds_of_faults import KINDS
+from tests.world.lease_law import run_law
+
+SECONDS = 24
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_in_force_is_within_the_bounds_of_each_kind(kind):
+    assert run_law(kind, 1).broken(KINDS[kind]) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_what_is_in_force_is_within_the_bounds_for_many_seeds():
+    command = [sys.executable, "-m", "tests.world", "--seconds", str(SECONDS)]
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr

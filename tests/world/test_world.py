@@ -1,0 +1,56 @@
+"""The world itself: its clock jumps, a seed repeats a run, and a law that is false is found."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.world.fleet import Fleet
+from tests.world.kinds_of_faults import KINDS
+from tests.world.lease_law import run_law
+from tests.world.network import StoreLink, Weather, World
+from tests.world.world_loop import WorldStopped, run_in_world
+
+
+def test_an_hour_in_the_world_takes_no_time():
+    async def sleeper() -> float:
+        await asyncio.sleep(3_600.0)
+        return World.now()
+
+    began = time.monotonic()
+    assert run_in_world(sleeper) == pytest.approx(3_600.0)
+    assert time.monotonic() - began < 60.0
+
+
+def test_a_world_in_which_nothing_can_happen_says_so():
+    async def waiter() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(WorldStopped, match="no timer is left"):
+        run_in_world(waiter)
+
+
+def test_a_seed_repeats_a_run():
+    assert run_law("late calls", 7) == run_law("late calls", 7)
+
+
+def test_a_request_takes_effect_although_its_caller_has_given_up():
+    async def story() -> None:
+        fleet = Fleet(World(1), resources=1, max_workers=1, interval_seconds=1.0)
+        link = StoreLink(fleet.world, fleet.store, Weather(fastest=0.5, slowest=0.5))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await link.write("a", b"late")
+        assert (await fleet.store.read("a")).body is None
+        await asyncio.sleep(0.5)
+        assert (await fleet.store.read("a")).body == b"late"
+
+    run_in_world(story)
+
+
+def test_the_law_sees_a_worker_that_applies_its_shares_after_it_has_reported(monkeypatch):
+    """So did the releases before this law: 1.4 times the limit was in force without any fault."""
+    monkeypatch.setitem(KINDS, "late", KINDS["no fault"]._replace(start=lambda fleet: fleet.start(applies_late=True)))
+    outcomes = [run_law("late", seed) for seed in range(4, 9)]
+    assert max(outcome.worst_rate for outcome in outcomes) > 1.05
+    assert any("rate in force" in sentence for each in outcomes for sentence in each.broken(KINDS["late"]))

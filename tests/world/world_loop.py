@@ -1,0 +1,62 @@
+"""An event loop on a virtual clock that never asks the operating system, so that a seed repeats a run exactly.
+
+Where the loop would wait for a timer, the clock jumps to it. No socket, pipe or thread can wake the loop: a world has
+only what its own tasks do. Where no timer is left and no task can run, `WorldStopped` says so.
+
+The order of sets of strings depends on the interpreter's hash seed. `python -m tests.world` fixes it.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+_FileObject = Any
+Returned = TypeVar("Returned")
+
+
+class WorldStopped(RuntimeError):  # noqa: N818 - the name says what happened
+    """Every task waits and no timer is left."""
+
+
+class _ClockSelector(selectors.BaseSelector):
+    """Stands between the loop and the operating system: it keeps registrations, and its clock jumps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._keys: dict[_FileObject, selectors.SelectorKey] = {}
+
+    def register(self, fileobj: _FileObject, events: int, data: Any = None) -> selectors.SelectorKey:
+        descriptor = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, descriptor, events, data)
+        return key
+
+    def unregister(self, fileobj: _FileObject) -> selectors.SelectorKey:
+        return self._keys.pop(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            message = "every task waits, and no timer is left"
+            raise WorldStopped(message)
+        self.now += max(0.0, timeout)
+        return []
+
+    def get_map(self) -> Mapping[_FileObject, selectors.SelectorKey]:
+        return self._keys
+
+
+class WorldLoop(asyncio.SelectorEventLoop):
+    """An asyncio loop in virtual time: `asyncio.Runner(loop_factory=WorldLoop)`."""
+
+    def __init__(self) -> None:
+        self._clock = _ClockSelector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+
+def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
+    """Run an async function on a loop of its own, which begins at 0.0."""
+    with asyncio.Runner(loop_factory=WorldLoop) as runner:
+        return runner.run(main())
