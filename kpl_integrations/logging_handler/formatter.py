@@ -35,12 +35,18 @@ _SEVERITY_NUMBERS: Final = (
     (logging.DEBUG, 5),
 )
 _SEVERITY_TRACE: Final = 1
-# A longer message is encoded in the sender's thread.
+# A line with more text than this is encoded in the sender's thread.
 _LARGE_CHARACTERS: Final = 64 * 1024
+_MANY_FIELDS: Final = 1_000
+# Of CPython: the bytes of a character beyond the Basic Multilingual Plane, and the most beside the text of an object.
+_LONGEST_CHARACTER: Final = 4
+_OBJECT_BYTES: Final = 80
 
 
 # What stands for a container inside itself, as in Python's own `repr`, and for everything beyond the bounds.
 _LEFT_OUT: Final = "..."
+# Values that no other thread can change.
+_IMMUTABLE: Final = frozenset({str, int, float, bool, type(None)})
 _DEEPEST: Final = 32
 # Objects that refer to each other in all directions form more paths than can be written.
 _MOST_VALUES: Final = 10_000
@@ -74,7 +80,7 @@ def text_of(value: object) -> str:
         text = str(value)
     except Exception:  # noqa: BLE001 - the object's own code
         text = f"<{type(value).__qualname__} whose str() fails>"
-    return text.encode(errors="backslashreplace").decode()
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 _encode = msgspec.json.Encoder(enc_hook=text_of).encode
@@ -145,18 +151,51 @@ def _frozen(value: object) -> object:
         return json_safe(value)
 
 
-class LargeLine:
-    """The line of a log record, not yet encoded, because a large message takes milliseconds.
+def _all_frozen(fields: Fields) -> Fields:
+    # Most fields are such values: thousands of them are looked at in C.
+    if _IMMUTABLE.issuperset(map(type, fields.values())):
+        return fields
+    return {name: _frozen(value) for name, value in fields.items()}
 
-    Its length is the memory that it takes. `fields` has all fields of the line. `bare` has those that every line has:
-    without the extra fields and the traceback, which may be what is too large.
+
+def _text_length(fields: Fields) -> int:
+    return sum([len(each) for each in fields.values() if each.__class__ is str])
+
+
+def _memory_of(frozen: Fields) -> int:
+    if len(frozen) > _MANY_FIELDS:
+        # Not below the memory: `getsizeof` of each would take most of the caller's time.
+        texts = [each for each in frozen.values() if each.__class__ is str]
+        text = "".join(texts)
+        others = sum([len(each) for each in frozen.values() if each.__class__ is msgspec.Raw])
+        return len(text) * (1 if text.isascii() else _LONGEST_CHARACTER) + others + _OBJECT_BYTES * len(frozen)
+    # `getsizeof` reports a wrong size for `Raw`.
+    return sum([len(each) if each.__class__ is msgspec.Raw else sys.getsizeof(each) for each in frozen.values()])
+
+
+class LargeLine:
+    """The line of a log record, not yet encoded, because much text takes milliseconds.
+
+    Its length is the memory that it takes. `shared` has the fields that every line has, `trace` those of its trace.
+    `extra` may be what is too large: the extra fields and the traceback. So may `members`, those of a structured
+    message; a part of such a line has the beginning of their text as its message.
     """
 
-    def __init__(self, fields: Fields, bare: Fields, add_extra: Callable[[Fields, Fields], None], size: int) -> None:
-        self._fields, self._bare, self._add_extra, self._size = fields, bare, add_extra, size
+    def __init__(
+        self,
+        shared: Fields,
+        trace: Fields,
+        extra: Fields,
+        members: Fields,
+        *,
+        add_extra: Callable[[Fields, Fields], None],
+        size: int,
+    ) -> None:
+        self._shared, self._trace, self._extra, self._members = shared, trace, extra, members
+        self._add_extra, self._size = add_extra, size
         # What another formatter made of the record.
         self.whole: bytes | None = None
-        self._message_name = "Body" if "Body" in bare else "message"
+        self._message_name = "Body" if "Body" in shared else "message"
 
     def __len__(self) -> int:
         return self._size + len(self.whole or b"")
@@ -164,19 +203,33 @@ class LargeLine:
     @property
     def message(self) -> str:
         """Return the message, without lone surrogates."""
-        return text_of(self._bare[self._message_name])
+        text = self._shared[self._message_name]
+        if not self._members:
+            return text_of(text)
+        members = {
+            name: msgspec.json.decode(each) if isinstance(each, msgspec.Raw) else each
+            for name, each in self._members.items()
+        }
+        return text_of({"event": text, **members} if text else members)
 
     def encode(self) -> bytes:
         """Return the JSON object of the whole line."""
-        return _encode_safe(self._fields) if self.whole is None else self.whole
+        return _encode_safe(self._fields({**self._extra, **self._members})) if self.whole is None else self.whole
 
     def encode_part(self, message: str, marks: Fields, *, bare: bool = False) -> bytes:
         """Return the JSON object with another message and further fields."""
-        fields = {**(self._bare if bare else self._fields), self._message_name: message}
+        fields = dict(self._shared) if bare else self._fields(self._extra)
+        fields[self._message_name] = message
         for name in marks:
             fields.pop(name, None)
         self._add_extra(fields, marks)
         return _encode_safe(fields)
+
+    def _fields(self, extra: Fields) -> Fields:
+        fields = {**self._shared, **self._trace}
+        if extra:
+            self._add_extra(fields, extra)
+        return fields
 
 
 class JsonFormatter(logging.Formatter):
@@ -238,29 +291,36 @@ class JsonFormatter(logging.Formatter):
         return self._line(record, text % record.args if record.args else text, extra)
 
     def _line(self, record: logging.LogRecord, message: str, extra: Fields) -> "bytes | LargeLine":
+        own = self._own(record)
         if len(message) > _LARGE_CHARACTERS:
-            return self.large_line(record, message, extra)
-        return _encode_safe(self._fields(record, message, self._extra(record, extra)))
-
-    def large_line(self, record: logging.LogRecord, message: str, extra: Fields | None = None) -> "LargeLine":
-        """Return the line of a record with another message and further fields, to encode in any thread."""
-        extra = {name: _frozen(value) for name, value in self._extra(record, extra or {}).items()}
-        # `getsizeof` reports a wrong size for `Raw`.
-        sizes = [len(each) if isinstance(each, msgspec.Raw) else sys.getsizeof(each) for each in extra.values()]
-        size = sys.getsizeof(message) + sum(sizes)
-        return LargeLine(self._fields(record, message, extra), self._make(record, message), self._add_extra, size)
-
-    def _fields(self, record: logging.LogRecord, message: str, extra: Fields) -> Fields:
+            return self._large(record, message, {**own, **extra}, {})
+        if len(extra) > _MANY_FIELDS or _text_length(own) + _text_length(extra) > _LARGE_CHARACTERS:
+            return self._large(record, message, own, extra)
         fields = self._make(record, message)
         trace = current_trace()
         if trace is not None:
             self._add_trace(fields, trace)
-        if extra:
-            self._add_extra(fields, extra)
-        return fields
+        if own or extra:
+            self._add_extra(fields, {**own, **extra})
+        return _encode_safe(fields)
 
-    def _extra(self, record: logging.LogRecord, extra: Fields) -> Fields:
-        return {**self._static_fields, **self._error_fields(record), **_extra_of(record), **extra}
+    def large_line(self, record: logging.LogRecord, message: str) -> "LargeLine":
+        """Return the line of a record with another message, to encode in any thread."""
+        return self._large(record, message, self._own(record), {})
+
+    def _large(self, record: logging.LogRecord, message: str, extra: Fields, members: Fields) -> "LargeLine":
+        extra, members = _all_frozen(extra), _all_frozen(members)
+        trace_fields: Fields = {}
+        trace = current_trace()
+        if trace is not None:
+            self._add_trace(trace_fields, trace)
+        size = sys.getsizeof(message) + _memory_of(extra) + _memory_of(members)
+        shared = self._make(record, message)
+        return LargeLine(shared, trace_fields, extra, members, add_extra=self._add_extra, size=size)
+
+    def _own(self, record: logging.LogRecord) -> Fields:
+        """Return the fields of the line beside those that every line has, without those of a structured message."""
+        return {**self._static_fields, **self._error_fields(record), **_extra_of(record)}
 
     def _add_trace(self, fields: Fields, trace: tuple[str, str]) -> None:
         fields[self._trace_names[0]], fields[self._trace_names[1]] = trace

@@ -73,9 +73,10 @@ class Unencodable(JsonFormatter):
         super().__init__()
         self.error = error
 
-    def large_line(self, record: logging.LogRecord, message: str, extra: Any = None) -> LargeLine:
-        line = super().large_line(record, message, extra)
-        line.encode = self.fail  # type: ignore[method-assign]
+    def line(self, record: logging.LogRecord) -> bytes | LargeLine:
+        line = super().line(record)
+        if isinstance(line, LargeLine):
+            line.encode = self.fail  # type: ignore[method-assign]
         return line
 
     def fail(self) -> bytes:
