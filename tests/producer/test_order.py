@@ -1,41 +1,22 @@
 """`ordering="per_key"`: a reader of the stream sees each key's records in the order of their puts, whatever happens."""
 
-import random
 from collections import defaultdict
 from typing import Any
 
 import anyio
 import pytest
 
-from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
-from kpl_core.testing import FakeKinesis, FakeTransport
 from tests.support.consumers import read_as_kcl
+from tests.support.key_order import Unreliable
 from tests.support.producer_scene import STREAM, producer
 
 pytestmark = pytest.mark.anyio
 
 
-class Unreliable(FakeTransport):
-    """Takes its time, and refuses three requests of ten, or all records in them."""
-
-    def __init__(self, kinesis: FakeKinesis, seed: int) -> None:
-        super().__init__(kinesis, latency_seconds=0.01)
-        self.chance = random.Random(seed)
-
-    async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
-        fate = self.chance.random()
-        await anyio.sleep(self.chance.random() * 0.05)
-        if fate < 0.15:
-            return RequestFailure("Internal", "refused before it was stored")
-        if fate < 0.3:
-            return [PutRecordsEntry(error_code="InternalFailure", error_message="oops")] * len(request.records)
-        return await super().put_records(request)
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("aggregation", [True, False])
 async def test_no_record_overtakes_another_of_its_key_not_at_the_start_nor_in_a_reshard(seed, aggregation):
-    transport = Unreliable(FakeKinesis({STREAM: 2}, enforce_limits=False), seed)
+    transport = Unreliable(seed)
     options: dict[str, Any] = {
         "ordering": "per_key",
         "aggregation_enabled": aggregation,
