@@ -84,6 +84,28 @@ async def test_by_default_puts_fail_and_the_producer_is_not_ready_until_the_spoo
     assert caplog.text.count("the spool stores again, after") == 1
 
 
+async def test_a_bypassed_record_that_expires_when_the_disk_has_room_again_is_spooled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_watch, "PROBE_SECONDS", 0.01)
+    transport = service()
+    outage = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+    async with producer(transport, spool=options(tmp_path / "s.db", "bypass"), record_ttl_ms=1_500) as each:
+        state = each.spool_state
+        assert state is not None
+        await make_writable(each, writable=False)
+        bypassed = [await each.put(STREAM, partition_key="k", data=b"%d" % number) for number in range(3)]
+        assert (state.can_store, state.bypassed) == (False, 3)
+        await make_writable(each, writable=True)
+        await until(lambda: state.can_store)
+        assert [(await delivery).kept for delivery in bypassed] == ["spooled"] * 3
+        assert each.report().failed_total == 0
+        transport.kinesis.faults.remove(outage)
+        await until(lambda: each.report().delivered == 3)
+    assert_invariant(each.report())
+    assert consumed(transport).keys() == {b"0", b"1", b"2"}
+
+
 async def test_what_put_many_accepted_before_a_refused_record_is_delivered(tmp_path: Path) -> None:
     """The order of a key is at stake only for that key: the records before the refused one are on their way."""
     transport = service()

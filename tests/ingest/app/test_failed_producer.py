@@ -1,15 +1,19 @@
 """A gateway whose producer has failed, in an application that goes on: it says so until it is restarted."""
 
+import asyncio
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from kpl_core.testing import FakeKinesis, FakeTransport
-from tests.ingest.scene import STREAM, Client, open_gateway, records
+from kpl_integrations.ingest.serving import GatewayServer, bound_socket
+from tests.ingest.scene import STREAM, Client, gateway_of, open_gateway, records
 from tests.support.producer_scene import EndOfTheDriver
 
 pytestmark = pytest.mark.anyio
+ONE = {"partition_key": "k", "data": "x"}
 
 
 class Ending(FakeTransport):
@@ -44,4 +48,22 @@ async def test_a_gateway_with_a_failed_producer_refuses_records_and_is_not_ready
 
     with pytest.raises(BaseExceptionGroup) as raised:
         await use()
+    assert raised.group_contains(EndOfTheDriver)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_server_ends_with_the_cause_when_its_producer_fails() -> None:
+    """So the process ends with an error, and its supervisor starts another."""
+    transport = Ending(FakeKinesis({STREAM: 1}))
+    with bound_socket("127.0.0.1", 0) as listening:
+        server, started = GatewayServer(gateway_of(transport), listening), asyncio.Event()
+        serving = asyncio.create_task(server.run(started=started.set))
+        await asyncio.wait_for(started.wait(), 20)
+        async with httpx.AsyncClient() as client:
+            url = f"{server.url}/v1/streams/{STREAM}/records"
+            assert (await client.post(f"{url}?ack=delivered", json=ONE)).status_code == 200
+            transport.has_ended = True
+            assert (await client.post(url, json=ONE)).status_code == 202
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await asyncio.wait_for(serving, 20)
     assert raised.group_contains(EndOfTheDriver)

@@ -1,6 +1,9 @@
 """`kpl serve --spool` on a disk that is full and has room again: nothing is acknowledged and then thrown away."""
 
+import itertools
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,11 @@ class Gateway:
 
     def put(self, ack: str) -> httpx.Response:
         return self._client.post(f"{self.url}/v1/streams/orders/records?ack={ack}", json=HUNDRED)
+
+    def workers(self) -> dict[str, int]:
+        """The process of each worker that runs."""
+        workers = self._client.get(f"{self.url}/v1/stats").json()["workers"]
+        return {number: each["process_id"] for number, each in workers.items()}
 
     def spool_check(self) -> tuple[int, str, dict[str, Any]]:
         answer = self._client.get(f"{self.url}/readyz")
@@ -117,3 +125,25 @@ def test_with_refuse_every_request_gets_503_until_the_disk_has_room(
         said = serve.stderr.read()
     assert said.count("the spool cannot store; until it can, puts are refused") == 1
     assert "500 accepted: 500 delivered, 0 failed, 0 buffered" in said
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_that_dies_on_a_full_disk_is_started_again_until_there_is_room(
+    disk: Path, arguments: tuple[str, ...]
+) -> None:
+    with started(*arguments, "--workers", "2") as serve, httpx.Client(timeout=20) as client:
+        gateway = Gateway(serve, client)
+        fill_disk(disk)
+        victim = gateway.workers()["1"]
+        os.kill(victim, signal.SIGKILL)
+        said = list(itertools.takewhile(lambda line: "worker 1 exited with status" not in line, serve.stderr))
+        # It cannot open its spool, and is started again and again. The other one accepts all connections meanwhile.
+        assert [gateway.put("queued").status_code for _ in range(20)] == [202] * 20
+        free_disk(disk, size_bytes=DISK_BYTES)
+        wait_until(lambda: len(gateway.workers()) == 2 and gateway.workers()["1"] != victim, "a replacement")
+        wait_until(gateway.stores, "the spool stores again")
+        serve.process.terminate()
+        assert serve.end() == 0
+        said += serve.stderr
+    assert any("spool-1.db: the disk that holds it is full" in line for line in said), said
+    assert said[-1] == "stopped; 2,000 accepted: 2,000 delivered, 0 failed, 0 buffered\n"
