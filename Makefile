@@ -87,8 +87,11 @@ demo: $(READY_TO_RUN)
 test: $(READY_TO_DEV)
 	@$(RUN) pytest --quiet -m 'not long' $(PARALLEL) $(ARGS)
 
+# Each worker collects all tests of the files it gets, so it gets only those with a long one.
+LONG_FILES = $(shell grep -rl 'mark\.long' tests --include='test_*.py' | grep -vE '^tests/(browser|interop|chaos|hostile|packaging)/')
+
 test-long: $(READY_TO_DEV)
-	@$(RUN) pytest --quiet -m long $(PARALLEL) $(ARGS)
+	@$(RUN) pytest --quiet -m long $(PARALLEL) $(LONG_FILES) $(ARGS)
 
 # The suites that depend most on the interpreter, long tests included.
 test-suites: $(READY_TO_DEV)

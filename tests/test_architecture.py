@@ -161,6 +161,16 @@ def test_what_two_folders_of_tests_use_is_in_support() -> None:
     assert not wrong, "move it to tests/support/, or to a folder that both are in"
 
 
+def test_the_mark_long_stands_in_the_file_of_its_tests() -> None:
+    """`make test-long` runs only the files that contain it."""
+    elsewhere = [
+        str(path.relative_to(TESTS))
+        for path in sorted(TESTS.rglob("*.py"))
+        if not path.name.startswith("test_") and "mark.long" in path.read_text(encoding="utf-8")
+    ]
+    assert elsewhere == []
+
+
 def test_what_is_imported_is_declared() -> None:
     project = PYPROJECT["project"]
     extras = {extra: _names(requirements) for extra, requirements in project["optional-dependencies"].items()}
