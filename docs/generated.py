@@ -5,20 +5,23 @@ never list an option, command or metric that does not exist.
 """
 
 import inspect
+import math
 import re
-import typing
 from collections.abc import Callable, Iterator
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from kpl_core import Config, CoordinationOptions, FairnessPolicy, RateLimitPolicy, StreamConfig
-from kpl_core.options.environment import variable_of
+from kpl_core.options.environment import PREFIX, shown_kind
+from kpl_core.options.flat_options import flat_options
+from kpl_core.options.option import REQUIRED, DescribedOption, described
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_integrations.cli.app import app
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.openapi import openapi_document
-from kpl_integrations.ingest.settings import IngestSettings
+from kpl_integrations.ingest.settings import PRODUCER_DEFAULTS, SPOOL_DEFAULTS
+from kpl_integrations.ingest.settings_sources import gateway_options
 from kpl_integrations.metrics.catalogue import METRICS
 
 __all__ = ["GENERATED", "on_page_markdown"]
@@ -26,7 +29,8 @@ __all__ = ["GENERATED", "on_page_markdown"]
 _MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 _CODE = re.compile(r"`[^`]*`")
-_LONGEST = 60
+# Numbers from here on are easier to read as a power of ten.
+_SHORTEST_IN_POWERS = 1e12
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -46,29 +50,50 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _type_name(hint: object) -> str:
-    name = inspect.formatannotation(hint)
-    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", name)
+def _plain(value: object) -> str:
+    """Return a number as a reader writes it, and anything else as code."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value in {math.inf, -math.inf}:
+            return "-"
+        return f"{value:,.0f}" if value == int(value) and abs(value) < _SHORTEST_IN_POWERS else f"{value:g}"
+    return f"`{value!r}`"
 
 
-def _option_rows(cls: type) -> Iterator[tuple[str, ...]]:
-    hints = typing.get_type_hints(cls)
-    for name, parameter in inspect.signature(cls).parameters.items():
-        if parameter.default is inspect.Parameter.empty:
-            default = "required"
-        else:
-            # The signature of a dataclass shows only its factory; an instance has the value.
-            default = repr(getattr(cls(), name) if "factory" in repr(parameter.default) else parameter.default)
-            default = "see [Configuration](../configuration.md)" if len(default) > _LONGEST else f"`{default}`"
-        yield f"`{name}`", f"`{_type_name(hints[name])}`", default
+def _default(option: DescribedOption) -> str:
+    if option.default is REQUIRED:
+        return "required"
+    if isinstance(option.default, frozenset):
+        return f"{len(option.default)} codes"
+    return _plain(option.default)
+
+
+def _bounds(option: DescribedOption) -> tuple[str, str, str]:
+    """Return the smallest and the largest number, and the unit."""
+    bound = option.bound
+    if bound is None:
+        return "-", "-", "-"
+    smallest = f"above {_plain(bound.smallest)}" if bound.above else _plain(bound.smallest)
+    return smallest, _plain(bound.largest), bound.unit
+
+
+def _option_row(name: str, option: DescribedOption) -> tuple[str, ...]:
+    return f"`{name}`", f"`{option.type_name}`", _default(option), *_bounds(option), option.option.meaning
+
+
+_OPTION_HEAD = ("option", "type", "default", "smallest", "largest", "unit", "meaning")
+
+
+def producer() -> str:
+    """Return the table of all options of `Config`, with the KPL's names."""
+    rows = ((*_option_row(name, option), option.option.kpl or "-") for name, option in described(Config).items())
+    return _table((*_OPTION_HEAD, "in the KPL"), rows)
 
 
 def options() -> str:
-    """Return a table for each class of options, with types and defaults."""
+    """Return a table for each class of options of the producer."""
     parts = []
     for cls in (
         Config,
-        StreamConfig,
         SpoolOptions,
         DeadLetterOptions,
         BreakerPolicy,
@@ -78,26 +103,34 @@ def options() -> str:
         CoordinationOptions,
     ):
         summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
-        table = _table(("option", "type", "default"), _option_rows(cls))
+        table = _table(_OPTION_HEAD, (_option_row(name, option) for name, option in described(cls).items()))
         parts.append(f"## `{cls.__module__}.{cls.__name__}`\n\n{summary}\n\n{table}")
+    names = " · ".join(f"`{name}`" for name in inspect.signature(StreamConfig).parameters)
+    parts.append(f"## `{StreamConfig.__module__}.StreamConfig`\n\nOverrides for one stream, as in `Config`: {names}.")
     return "\n\n".join(parts)
 
 
 def environment() -> str:
     """Return the table of the variables that `Config.from_env` reads."""
-    hints = typing.get_type_hints(Config)
-    found = ((name, variable_of(name, hints[name])) for name in inspect.signature(Config).parameters)
-    rows = ((f"`{variable[0]}`", variable[1], f"`{name}`") for name, variable in found if variable is not None)
-    return _table(("variable", "value", "option"), rows)
+    rows = (
+        (f"`{PREFIX}{name.upper()}`", shown_kind(flat.option), flat.option.option.meaning)
+        for name, flat in flat_options(Config).items()
+        if flat.has_variable
+    )
+    return _table(("variable", "value", "meaning"), rows)
 
 
 def settings() -> str:
-    """Return the table of the gateway's settings."""
+    """Return the table of the gateway's settings, with the gateway's own defaults."""
+    defaults = {
+        **PRODUCER_DEFAULTS,
+        **{name: value for name, value in SPOOL_DEFAULTS.items() if name != "dead_letters"},
+    }
     rows = (
-        (f"`KPL_INGEST_{name.upper()}`", f"`{_type_name(field.annotation)}`", f"`{field.default!r}`")
-        for name, field in IngestSettings.model_fields.items()
+        _option_row(name, option._replace(default=defaults.get(name, option.default)))
+        for name, option in gateway_options().items()
     )
-    return _table(("variable", "type", "default"), rows)
+    return _table(("setting", *_OPTION_HEAD[1:]), rows)
 
 
 def metrics() -> str:
@@ -160,6 +193,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "environment": environment,
     "settings": settings,
     "options": options,
+    "producer": producer,
     "metrics": metrics,
     "commands": commands,
     "routes": routes,

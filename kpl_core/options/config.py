@@ -5,14 +5,14 @@ states the value, the bound and what to do.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Self, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, Self
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import CoordinationOptions
-from kpl_core.options.environment import options_from, warn_of_unknown
+from kpl_core.options.environment import values_from, warn_of_unknown
+from kpl_core.options.flat_options import flat_options, nested
 from kpl_core.options.kinesis_limits import (
     BYTES_PER_SECOND_PER_SHARD,
     DEFAULT_MAX_RECORD_BYTES,
@@ -22,16 +22,12 @@ from kpl_core.options.kinesis_limits import (
     RECORDS_PER_SECOND_PER_SHARD,
     REQUEST_BYTES,
 )
+from kpl_core.options.option import Option, check_options
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_core.options.validation import (
-    Bound,
-    FrozenMapping,
     names_nearest,
-    require_bounds,
-    require_choice,
     require_endpoint_url,
-    require_flag,
     require_kind,
     require_order,
     require_region,
@@ -63,31 +59,6 @@ NON_RETRYABLE_ERROR_CODES: Final = frozenset(
 
 # The longest time, 30 years, catches a value in the wrong unit.
 _LONGEST_MS: Final = 1e12
-_NUMBERS: Final = {
-    "aggregation_max_count": Bound(1, math.inf, "user records in one aggregated record", whole=True, optional=True),
-    "aggregation_max_size": Bound(
-        64, MAX_RECORD_BYTES, "bytes of one aggregated record; a Kinesis record holds 10 MiB", whole=True
-    ),
-    "collection_max_count": Bound(1, RECORDS_PER_REQUEST, "PutRecords takes 500 records", whole=True),
-    "collection_max_size": Bound(52_224, REQUEST_BYTES, "bytes of one request; PutRecords takes 10 MiB", whole=True),
-    "record_max_buffered_time_ms": Bound(0, _LONGEST_MS, "milliseconds a user record may wait to be aggregated"),
-    "record_ttl_ms": Bound(100, _LONGEST_MS, "milliseconds from arrival to failure"),
-    "retry_deadline_ms": Bound(0, _LONGEST_MS, "milliseconds", optional=True),
-    "rate_limit_records_per_sec_per_shard": Bound(1e-3, 1e12, "Kinesis records a second; a shard takes 1,000"),
-    "rate_limit_bytes_per_sec_per_shard": Bound(1.0, 1e15, "bytes a second; a shard takes 1 MiB"),
-    "burst_seconds": Bound(1e-3, 3600, "seconds of the rate that an idle shard accepts at once"),
-    "retry_backoff_base_ms": Bound(1, _LONGEST_MS, "milliseconds"),
-    "retry_backoff_cap_ms": Bound(1, _LONGEST_MS, "milliseconds"),
-    "max_outstanding_records": Bound(1, math.inf, "user records between put and result", whole=True),
-    "max_outstanding_bytes": Bound(1, math.inf, "bytes between put and result", whole=True),
-    "max_in_flight_requests": Bound(1, 1_000, "PutRecords requests at a time", whole=True),
-    "max_connections": Bound(1, 1_000, "connections to the endpoint", whole=True),
-    "request_timeout_ms": Bound(1, 600_000, "milliseconds for one PutRecords request"),
-    "connect_timeout_ms": Bound(1, 300_000, "milliseconds to connect"),
-    "max_record_size": Bound(
-        8_192, MAX_RECORD_BYTES, "bytes of key and data; the service takes 1 to 10 MiB", whole=True, optional=True
-    ),
-}
 
 
 @names_nearest
@@ -124,73 +95,237 @@ class Config:
         ConfigError: an option is of a wrong type or out of its bounds.
     """
 
-    region: str | None = None
-    endpoint_url: str | None = None
-    verify_ssl: bool | str = True
-    aws_access_key_id: str | None = dataclasses.field(default=None, repr=False)
-    aws_secret_access_key: str | None = dataclasses.field(default=None, repr=False)
-    aws_session_token: str | None = dataclasses.field(default=None, repr=False)
-    # Passed to botocore's own Config: proxies, client certificates, user agent. May hold secrets.
-    botocore: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    region: Annotated[
+        str | None, Option("The AWS region; None: as for any AWS client.", kpl="Region", check=require_region)
+    ] = None
+    endpoint_url: Annotated[
+        str | None,
+        Option(
+            "An endpoint other than AWS' own, with its scheme; None: as for any AWS client.",
+            kpl="KinesisEndpoint, KinesisPort",
+            check=require_endpoint_url,
+        ),
+    ] = None
+    verify_ssl: Annotated[
+        bool | str,
+        Option(
+            "Whether to verify the endpoint's certificate, or the path of a CA bundle to verify it with.",
+            kpl="VerifyCertificate, CaCertPath, CaCertFile",
+        ),
+    ] = True
+    aws_access_key_id: Annotated[
+        str | None,
+        Option("A fixed credential; None: botocore's chain.", kpl="CredentialsProvider", secret=True),
+    ] = dataclasses.field(default=None, repr=False)
+    aws_secret_access_key: Annotated[str | None, Option("Its secret.", kpl="CredentialsProvider", secret=True)] = (
+        dataclasses.field(default=None, repr=False)
+    )
+    aws_session_token: Annotated[
+        str | None, Option("The token of a temporary credential.", kpl="CredentialsProvider", secret=True)
+    ] = dataclasses.field(default=None, repr=False)
+    # It may hold secrets.
+    botocore: Annotated[
+        Mapping[str, Any],
+        Option(
+            "Options of botocore's own Config: proxies, client certificates, user agent.",
+            kpl="ProxyHost, ProxyPort, ProxyUserName, ProxyPassword",
+            secret=True,
+        ),
+    ] = dataclasses.field(default_factory=dict, repr=False)
 
-    aggregation_enabled: bool = True
-    aggregation_max_count: int | None = None
-    aggregation_max_size: int = 51_200
-    aggregate_partition_key: AggregatePartitionKey = "a"
-    collection_max_count: int = RECORDS_PER_REQUEST
-    collection_max_size: int = MIB
-    record_max_buffered_time_ms: float = 100
-    record_ttl_ms: float = 30_000
-    retry_deadline_ms: float | None = None
-    fail_if_throttled: bool = False
-    rate_limit_records_per_sec_per_shard: float = RECORDS_PER_SECOND_PER_SHARD
-    rate_limit_bytes_per_sec_per_shard: float = BYTES_PER_SECOND_PER_SHARD
-    burst_seconds: float = 1.0
-    adaptive_rate: bool = True
-    retry_backoff_base_ms: float = 50
-    retry_backoff_cap_ms: float = 5_000
-    wire_path: WirePath = "fast"
-    streams: Mapping[str, StreamConfig] = dataclasses.field(default_factory=dict)
-    max_outstanding_records: int = 100_000
-    max_outstanding_bytes: int = 64 * MIB
-    max_in_flight_requests: int = 24
-    max_connections: int = 24
-    request_timeout_ms: float = 6_000
-    connect_timeout_ms: float = 6_000
-    max_record_size: int | None = None
-    non_retryable_error_codes: frozenset[str] = NON_RETRYABLE_ERROR_CODES
-    consumer: Consumer = "kcl"
-    ordering: Ordering = "none"
-    fairness: FairnessPolicy | None = None
-    spool: SpoolOptions | None = None
-    dead_letters: DeadLetterOptions | None = None
-    breaker: BreakerPolicy | None = None
-    tiers: TierPolicy | None = None
-    coordination: CoordinationOptions | None = None
+    aggregation_enabled: Annotated[
+        bool, Option("Pack several user records into one Kinesis record.", kpl="AggregationEnabled")
+    ] = True
+    aggregation_max_count: Annotated[
+        int | None,
+        Option(
+            "The most user records in one aggregated record; None: as many as fit.",
+            1,
+            unit="user records in one aggregated record",
+            kpl="AggregationMaxCount",
+        ),
+    ] = None
+    aggregation_max_size: Annotated[
+        int,
+        Option(
+            "The most bytes of one aggregated record.",
+            64,
+            MAX_RECORD_BYTES,
+            "bytes of one aggregated record; a Kinesis record holds 10 MiB",
+            kpl="AggregationMaxSize",
+        ),
+    ] = 51_200
+    aggregate_partition_key: Annotated[
+        AggregatePartitionKey,
+        Option("The partition key of an aggregated record: the KPL's constant, or that of its first user record."),
+    ] = "a"
+    collection_max_count: Annotated[
+        int,
+        Option(
+            "The most Kinesis records in one request.",
+            1,
+            RECORDS_PER_REQUEST,
+            "PutRecords takes 500 records",
+            kpl="CollectionMaxCount",
+        ),
+    ] = RECORDS_PER_REQUEST
+    collection_max_size: Annotated[
+        int,
+        Option(
+            "The most bytes of one request.",
+            52_224,
+            REQUEST_BYTES,
+            "bytes of one request; PutRecords takes 10 MiB",
+            kpl="CollectionMaxSize (5 MiB)",
+        ),
+    ] = MIB
+    record_max_buffered_time_ms: Annotated[
+        float,
+        Option(
+            "How long a user record may wait to be batched.",
+            0,
+            _LONGEST_MS,
+            "milliseconds a user record may wait to be aggregated",
+            kpl="RecordMaxBufferedTime",
+        ),
+    ] = 100
+    record_ttl_ms: Annotated[
+        float,
+        Option(
+            "How long after its put a record fails as expired.",
+            100,
+            _LONGEST_MS,
+            "milliseconds from arrival to failure",
+            kpl="RecordTtl",
+        ),
+    ] = 30_000
+    fail_if_throttled: Annotated[
+        bool, Option("Fail a throttled record at once instead of retrying it.", kpl="FailIfThrottled")
+    ] = False
+    rate_limit_records_per_sec_per_shard: Annotated[
+        float,
+        Option(
+            "The Kinesis records a second that one shard gets.",
+            1e-3,
+            1e12,
+            "Kinesis records a second; a shard takes 1,000",
+            kpl="RateLimit (150 %)",
+        ),
+    ] = RECORDS_PER_SECOND_PER_SHARD
+    rate_limit_bytes_per_sec_per_shard: Annotated[
+        float,
+        Option(
+            "The bytes of key and data a second that one shard gets.",
+            1.0,
+            1e15,
+            "bytes a second; a shard takes 1 MiB",
+            kpl="RateLimit (150 %)",
+        ),
+    ] = BYTES_PER_SECOND_PER_SHARD
+    burst_seconds: Annotated[
+        float,
+        Option(
+            "How many seconds of both rates an idle shard accepts at once.",
+            1e-3,
+            3600,
+            "seconds of the rate that an idle shard accepts at once",
+        ),
+    ] = 1.0
+    adaptive_rate: Annotated[bool, Option("Send less to a shard while it throttles records.")] = True
+    retry_backoff_base_ms: Annotated[
+        float, Option("The longest wait before the first retry; doubles with each.", 1, _LONGEST_MS, "milliseconds")
+    ] = 50
+    retry_backoff_cap_ms: Annotated[
+        float,
+        Option(
+            "The longest wait before any retry, and between two probes of an outage.", 1, _LONGEST_MS, "milliseconds"
+        ),
+    ] = 5_000
+    wire_path: Annotated[
+        WirePath,
+        Option("How requests are encoded: our JSON encoder, botocore's client, or CBOR without Base64."),
+    ] = "fast"
+    streams: Annotated[
+        Mapping[str, StreamConfig], Option("Options that differ for single streams, by name or ARN.")
+    ] = dataclasses.field(default_factory=dict)
+    max_outstanding_records: Annotated[
+        int, Option("The most user records between put and result.", 1, unit="user records between put and result")
+    ] = 100_000
+    max_outstanding_bytes: Annotated[
+        int, Option("The most bytes of key and data between put and result.", 1, unit="bytes between put and result")
+    ] = 64 * MIB
+    max_in_flight_requests: Annotated[
+        int,
+        Option(
+            "The most PutRecords requests in flight.",
+            1,
+            1_000,
+            "PutRecords requests at a time",
+            kpl="ThreadPoolSize, ThreadingModel",
+        ),
+    ] = 24
+    max_connections: Annotated[
+        int,
+        Option("The most connections to the endpoint.", 1, 1_000, "connections to the endpoint", kpl="MaxConnections"),
+    ] = 24
+    request_timeout_ms: Annotated[
+        float,
+        Option(
+            "How long one attempt waits for its answer.",
+            1,
+            600_000,
+            "milliseconds for one PutRecords request",
+            kpl="RequestTimeout",
+        ),
+    ] = 6_000
+    connect_timeout_ms: Annotated[
+        float,
+        Option(
+            "How long one attempt waits for its connection.",
+            1,
+            300_000,
+            "milliseconds to connect",
+            kpl="ConnectTimeout",
+        ),
+    ] = 6_000
+    max_record_size: Annotated[
+        int | None,
+        Option(
+            "The most bytes of key and data that a record of the stream may have; None: DescribeStreamSummary says it.",
+            8_192,
+            MAX_RECORD_BYTES,
+            "bytes of key and data; the service takes 1 to 10 MiB",
+            kpl="MaxUserRecordSize (data only)",
+        ),
+    ] = None
+    non_retryable_error_codes: Annotated[
+        frozenset[str], Option("Codes that fail a record at once; a trailing * matches any ending.")
+    ] = NON_RETRYABLE_ERROR_CODES
+    consumer: Annotated[
+        Consumer, Option("Which kind of consumer reads the stream, which decides about wrong shards.")
+    ] = "kcl"
+    ordering: Annotated[Ordering, Option("Whether the records of a partition key stay in the order of their puts.")] = (
+        "none"
+    )
+    fairness: Annotated[FairnessPolicy | None, Option("How flows share an overloaded shard.")] = None
+    spool: Annotated[SpoolOptions | None, Option("The file for records that cannot be delivered at once.")] = None
+    dead_letters: Annotated[DeadLetterOptions | None, Option("Where records go that failed for good.")] = None
+    breaker: Annotated[BreakerPolicy | None, Option("When to stop sending to a failing shard for a while.")] = None
+    tiers: Annotated[TierPolicy | None, Option("How critical, normal and bulk records share the buffer.")] = None
+    coordination: Annotated[
+        CoordinationOptions | None, Option("The store in which producers share the shards' limits.")
+    ] = None
 
     def __post_init__(self) -> None:
         """Check every option."""
-        for name, (kinds, wanted) in _KINDS.items():
-            require_kind(name, getattr(self, name), kinds, wanted)
-        for name, allowed in _CHOICES.items():
-            require_choice(name, getattr(self, name), allowed)
-        for name in _FLAGS:
-            require_flag(name, getattr(self, name))
-        require_bounds(self, _NUMBERS)
+        check_options(self)
         self._check_parts()
         require_order(self, "retry_backoff_base_ms", "retry_backoff_cap_ms")
         for stream, overrides in self.streams.items():
             require_kind(f"streams[{stream!r}]", overrides, StreamConfig, "a StreamConfig")
             self.for_stream(stream)
-        # A copy: the caller may change its own mapping later.
-        object.__setattr__(self, "streams", FrozenMapping(self.streams))
-        object.__setattr__(self, "botocore", FrozenMapping(self.botocore))
 
     def _check_parts(self) -> None:
-        if self.region is not None:
-            require_region("region", self.region)
-        if self.endpoint_url is not None:
-            require_endpoint_url("endpoint_url", self.endpoint_url)
         if self.spool is not None and self.dead_letters is not None and self.dead_letters.path is not None:
             message = (
                 f"dead_letters.path is {str(self.dead_letters.path)!r}, and a spool is set; leave the path out, "
@@ -234,10 +369,33 @@ class Config:
         Raises:
             ConfigError: a value is invalid; the message names the variable or the option.
         """
-        variables, hints = os.environ if environment is None else environment, get_type_hints(cls)
-        found = options_from(variables, hints)
-        warn_of_unknown(variables, hints)
-        return cls(**{**found, **options})
+        variables, known = os.environ if environment is None else environment, flat_options(cls)
+        found = values_from(variables, known)
+        warn_of_unknown(variables, known)
+        return cls(**{**nested(cls, found), **options})
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> Self:
+        """Return the options of a table of plain values, such as one of TOML, YAML or `dictConfig`.
+
+        The names are those of the variables without `KPL_`, in lower case: `spool_max_bytes`. `streams` is a table of
+        tables.
+
+        Raises:
+            ConfigError: an option is unknown, of a wrong type or out of its bounds, or excludes another one.
+        """
+        return cls(**nested(cls, {name: cls._plain(name, value) for name, value in options.items()}))
+
+    @classmethod
+    def _plain(cls, name: str, value: Any) -> Any:  # noqa: ANN401 - of the option's own type
+        flat = flat_options(cls).get(name)
+        if name == "streams" and isinstance(value, Mapping):
+            return {stream: _stream_config(stream, table) for stream, table in value.items()}
+        if flat is None:
+            return value  # `nested` names the nearest
+        # TOML and JSON have lists only.
+        value = frozenset(value) if frozenset[str] in flat.option.kinds and isinstance(value, list) else value
+        return flat.option.checked(value)
 
     @property
     def known_max_record_size(self) -> int:
@@ -246,9 +404,8 @@ class Config:
 
     @property
     def retry_delay_seconds(self) -> float:
-        """Return how long a retried user record may wait to be aggregated: half of `retry_deadline_ms`."""
-        buffered = self.record_max_buffered_time_ms if self.retry_deadline_ms is None else self.retry_deadline_ms
-        return buffered / 2 / 1000
+        """Return how long a retried user record may wait to be aggregated: half of what a new one may."""
+        return self.record_max_buffered_time_ms / 2 / 1000
 
     def is_retryable(self, error_code: str) -> bool:
         """Return True if another attempt can succeed after `error_code`."""
@@ -258,23 +415,12 @@ class Config:
         )
 
 
-_HINTS: Final = get_type_hints(Config)
-_CHOICES: Final = {
-    name: get_args(hint) for name, hint in _HINTS.items() if getattr(hint, "__origin__", None) is Literal
-}
-_FLAGS: Final = tuple(name for name, hint in _HINTS.items() if hint is bool)
-_KINDS: Final[Mapping[str, tuple[Any, str]]] = {
-    **dict.fromkeys(
-        ("region", "endpoint_url", "aws_access_key_id", "aws_secret_access_key", "aws_session_token"),
-        (str | None, "a str, or None to leave it to botocore"),
-    ),
-    "verify_ssl": (bool | str, "True, False or the path of a CA bundle"),
-    "botocore": (Mapping, "a mapping of options of botocore's Config"),
-    "streams": (Mapping, "a mapping of stream names or ARNs to StreamConfig"),
-    # A str would be taken for a collection of single letters.
-    "non_retryable_error_codes": (frozenset, "a frozenset of error codes"),
-    **{
-        name: (_HINTS[name], f"a {get_args(_HINTS[name])[0].__name__}, or None for none")
-        for name in ("spool", "dead_letters", "breaker", "tiers", "fairness", "coordination")
-    },
-}
+def _stream_config(stream: str, table: Any) -> StreamConfig:  # noqa: ANN401 - anything that a file has
+    if isinstance(table, StreamConfig):
+        return table
+    require_kind(f"streams[{stream!r}]", table, Mapping, "a table of options")
+    try:
+        return StreamConfig(**table)
+    except TypeError as error:
+        message = f"streams[{stream!r}]: {error}"
+        raise ConfigError(message) from None

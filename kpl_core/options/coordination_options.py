@@ -4,12 +4,12 @@ Coordination is off unless `Config.coordination` is set. `kpl_core.coordination`
 """
 
 import re
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from kpl_core.errors import ConfigError
-from kpl_core.options.validation import Bound, require_bounds, require_choice
+from kpl_core.options.option import Option, check_options
 
 WorkerTier = Literal["critical", "normal", "bulk"]
 
@@ -32,63 +32,76 @@ STORE_MODULES: Final = {
 }
 _USER_AND_PASSWORD: Final = re.compile(r"//[^/?#]*@")
 _SECRET_PARAMETER: Final = re.compile(r"([?&](?:password|token|secret)=)[^&]*", re.IGNORECASE)
-_BOUNDS: Final = {
-    "max_workers": Bound(1, 1_000_000, "workers", whole=True),
-    "interval_seconds": Bound(0.05, 3_600.0, "seconds"),
-    "store_timeout_seconds": Bound(0.01, 600.0, "seconds"),
-    "weight": Bound(1e-6, 1e6, "a weight"),
-}
+_WORKER_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+def without_secrets(url: str) -> str:
+    """Return the URL of a store without user, password and tokens."""
+    return _SECRET_PARAMETER.sub(r"\1***", _USER_AND_PASSWORD.sub("//***@", url))
+
+
+def _require_store(name: str, url: str) -> None:
+    if "://" not in url or url.partition("://")[0] not in STORE_MODULES:
+        # The value is not repeated: a URL may hold a password.
+        message = (
+            f"{name} is not a URL of a known kind; begin it with one of "
+            f"{', '.join(f'{known}://' for known in STORE_MODULES)}"
+        )
+        raise ConfigError(message)
+
+
+def _require_worker_id(name: str, worker_id: str) -> None:
+    if _WORKER_ID.fullmatch(worker_id) is None:
+        message = (
+            f"{name} is {worker_id!r}; it must be 1 to 100 letters, digits, '-', '_' or '.', "
+            f"because it becomes the name of an object in the store"
+        )
+        raise ConfigError(message)
 
 
 class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The store that workers share, and how they divide the shards' limits.
+    """The store that workers share, and how they divide the shards' limits by max-min fairness.
 
-    Args:
-        store: the store's URL, the same for all workers that share streams:
-            `file:///run/kpl/orders` (one machine), `s3://bucket/prefix/`, `dynamodb://table/group`,
-            `redis://host:6379/0?group=orders`, `memory://name` (one process).
-        max_workers: how many workers may ever run at the same time. A worker without a lease uses a part of
-            the limit divided by this.
-        interval_seconds: the time between two sync rounds of a worker, within 10 %.
-        store_timeout_seconds: a call of the store that takes longer has failed; the worker keeps the lease it has.
-        weight: this worker's share relative to others, when they want more than the limit.
-        tier: a worker of a higher tier gets what it wants before a lower tier gets more than a trickle.
-        worker_id: the unique name of this worker; None generates one.
-        shadow: compute and log the limits, and enforce none of them.
-        aggregate: whether this worker may compute the summary; set False where `kpl coordinate` runs.
+    All workers that share streams have the same store: `file:///run/kpl/orders` (one machine), `s3://bucket/prefix/`,
+    `dynamodb://table/group`, `redis://host:6379/0?group=orders`, `memory://name` (one process). A worker without a
+    lease uses a part of the limit divided by `max_workers`.
 
     Raises:
         ConfigError: a value is out of its bounds.
     """
 
-    store: str
-    max_workers: int = 64
-    interval_seconds: float = 5.0
-    store_timeout_seconds: float = 2.0
-    weight: float = 1.0
-    tier: WorkerTier = "normal"
-    worker_id: str | None = None
-    shadow: bool = False
-    aggregate: bool = True
+    store: Annotated[str, Option("The URL of the store, which may have a password.", secret=True, check=_require_store)]
+    max_workers: Annotated[int, Option("How many workers may ever run at the same time.", 1, 1_000_000, "workers")] = 64
+    interval_seconds: Annotated[
+        float, Option("The time between two sync rounds of a worker, within 10 %.", 0.05, 3_600.0, "seconds")
+    ] = 5.0
+    store_timeout_seconds: Annotated[
+        float,
+        Option(
+            "A call of the store that takes longer has failed; the worker keeps the lease it has.",
+            0.01,
+            600.0,
+            "seconds",
+        ),
+    ] = 2.0
+    weight: Annotated[
+        float, Option("This worker's share relative to others, when they want too much.", 1e-6, 1e6, "a weight")
+    ] = 1.0
+    tier: Annotated[
+        WorkerTier,
+        Option("A worker of a higher tier gets what it wants before a lower tier gets more than a trickle."),
+    ] = "normal"
+    worker_id: Annotated[
+        str | None, Option("The unique name of this worker; None generates one.", check=_require_worker_id)
+    ] = None
+    shadow: Annotated[bool, Option("Compute and log the limits, and enforce none of them.")] = False
+    aggregate: Annotated[
+        bool, Option("Whether this worker may compute the summary; false where `kpl coordinate` runs.")
+    ] = True
 
     def __post_init__(self) -> None:
         """Check every value."""
-        scheme, separator, _ = str(self.store).partition("://")
-        if not separator or scheme not in STORE_MODULES:
-            # The value is not repeated: a URL may hold a password.
-            message = (
-                "store is not a URL of a known kind; begin it with one of "
-                f"{', '.join(f'{known}://' for known in STORE_MODULES)}"
-            )
-            raise ConfigError(message)
-        require_choice("tier", self.tier, get_args(WorkerTier))
-        require_bounds(self, _BOUNDS)
-        if self.worker_id is not None and not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", self.worker_id):
-            message = (
-                f"worker_id is {self.worker_id!r}; it must be 1 to 100 letters, digits, '-', '_' or '.', "
-                f"because it becomes the name of an object in the store"
-            )
-            raise ConfigError(message)
+        check_options(self)
 
     def __repr__(self) -> str:
         """Show the store, without passwords, and the number of workers."""
@@ -102,4 +115,4 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shown_store(self) -> str:
         """Return the store's URL without its secrets."""
-        return _SECRET_PARAMETER.sub(r"\1***", _USER_AND_PASSWORD.sub("//***@", self.store))
+        return without_secrets(self.store)

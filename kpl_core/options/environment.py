@@ -1,81 +1,88 @@
-"""Options from environment variables: `KPL_` and the option's name in capitals.
-
-Every option whose value is a word, a number or a flag has a variable. The other options are objects; of these, the
-spool, the dead letters and the coordination store have a variable for the one value that each deployment sets.
-"""
+"""Options from environment variables: a prefix and the option's flat name in capitals, as in `KPL_SPOOL_MAX_BYTES`."""
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from kpl_core.errors import ConfigError
-from kpl_core.options.coordination_options import CoordinationOptions
-from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
+from kpl_core.options.flat_options import FlatOption
+from kpl_core.options.option import DescribedOption
 from kpl_core.options.validation import nearest
 
 PREFIX: Final = "KPL_"
-# The prefixes of our other programs.
-_OTHERS: Final = ("KPL_INGEST_", "KPL_OTEL_", "KPL_GATEWAY_")
+# The prefixes of our other programs, and the variable that the import of this package reads.
+_OTHERS: Final = ("KPL_INGEST_", "KPL_OTEL_", "KPL_GATEWAY_", "KPL_KERNELS")
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 _NUMBER: Final = re.compile(r"[+-]?(\d{1,40})(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)
-# The options that are objects: what their variable has, and how the object is made of it.
-_OBJECTS: Final[Mapping[str, tuple[str, Any]]] = {
-    "spool": ("the path of its file", lambda text: SpoolOptions(path=Path(text))),
-    "dead_letters": ("the path of their file", lambda text: DeadLetterOptions(path=Path(text))),
-    "coordination": ("the URL of the store", lambda text: CoordinationOptions(store=text)),
-}
-_NONE: Final = {"botocore", "streams", "fairness", "breaker", "tiers"}
 
 
-def variable_of(option: str, hint: object) -> tuple[str, str] | None:
-    """Return the variable of an option and what its value is, or None for an option without one."""
-    if option in _NONE:
-        return None
-    if option in _OBJECTS:
-        return PREFIX + option.upper(), _OBJECTS[option][0]
-    shown = str(hint)
-    if shown.startswith("frozenset"):
-        return PREFIX + option.upper(), "words with commas"
-    if hint is bool:
-        return PREFIX + option.upper(), "true or false"
-    is_number = "int" in shown or "float" in shown
-    return PREFIX + option.upper(), "a number" if is_number else "a word"
+class SetVariable(NamedTuple):
+    """A variable that sets an option."""
+
+    name: str
+    variable: str
+    text: str
 
 
-def options_from(environment: Mapping[str, str], hints: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of these types that the environment sets. An empty variable counts as not set.
+def set_variables(environment: Mapping[str, str], names: Iterable[str], prefix: str) -> Iterator[SetVariable]:
+    """Yield the variables of these options that are set. An empty one counts as not set."""
+    for name in names:
+        text = environment.get(prefix + name.upper(), "").strip()
+        if text:
+            yield SetVariable(name, prefix + name.upper(), text)
+
+
+def value_of(option: DescribedOption, text: str, name: str) -> Any:  # noqa: ANN401 - of the option's own type
+    """Return the value that a text has for an option, checked; `name` is the variable or flag that has the text.
 
     Raises:
-        ConfigError: a value has the wrong type. The message has the variable and the value; no variable has a secret.
+        ConfigError: it is none. The message has `name` and, unless it may be a secret, the text.
     """
-    found: dict[str, Any] = {}
-    for option, hint in hints.items():
-        variable = variable_of(option, hint)
-        text = "" if variable is None else environment.get(variable[0], "").strip()
-        if variable is None or not text:
-            continue
-        name, kind = variable
-        if option in _OBJECTS:
-            found[option] = _OBJECTS[option][1](text)
-        elif kind == "words with commas":
-            found[option] = frozenset(word.strip() for word in text.split(",") if word.strip())
-        elif kind == "true or false":
-            found[option] = _flag(name, text)
-        elif kind == "a number":
-            found[option] = _number(name, text)
-        else:
-            found[option] = _FLAGS.get(text.lower(), text) if option == "verify_ssl" else text
-    return found
+    value: Any = text
+    if bool in option.kinds:
+        value = _FLAGS.get(text.lower(), text)
+    elif option.is_number and (match := _NUMBER.fullmatch(text)) is not None:
+        value = float(text) if match[2] or match[3] else int(text)
+    elif frozenset[str] in option.kinds:
+        value = frozenset(word.strip() for word in text.split(",") if word.strip())
+    return option.checked(value, name)
 
 
-def warn_of_unknown(environment: Mapping[str, str], hints: Mapping[str, object]) -> None:
+def values_from(
+    environment: Mapping[str, str], options: Mapping[str, FlatOption], prefix: str = PREFIX
+) -> dict[str, Any]:
+    """Return those of the flat `options` that the environment sets.
+
+    Raises:
+        ConfigError: a value is wrong. The message has the variable.
+    """
+    names = (name for name, flat in options.items() if flat.has_variable)
+    return {
+        name: value_of(options[name].option, text, variable)
+        for name, variable, text in set_variables(environment, names, prefix)
+    }
+
+
+def shown_kind(option: DescribedOption) -> str:
+    """Return what the text of a variable is, for the table of variables."""
+    if option.choices:
+        return ", ".join(f'"{word}"' for word in option.choices)
+    if option.is_number:
+        return "a number"
+    if option.kinds == (bool,):
+        return "true or false"
+    if Path in option.kinds:
+        return "a path"
+    return "words with commas" if frozenset[str] in option.kinds else "a word"
+
+
+def warn_of_unknown(environment: Iterable[str], options: Mapping[str, FlatOption]) -> None:
     """Warn once of the variables with our prefix that are no option, such as misspelt ones.
 
     It is no error, because other programs may use the prefix.
     """
-    known = {variable[0] for option, hint in hints.items() if (variable := variable_of(option, hint)) is not None}
+    known = {PREFIX + name.upper() for name, flat in options.items() if flat.has_variable}
     unknown = [name for name in sorted(environment) if name.startswith(PREFIX) and name not in known]
     found = [
         name if (near := nearest(name, known)) is None else f"{name} (did you mean {near}?)"
@@ -86,19 +93,3 @@ def warn_of_unknown(environment: Mapping[str, str], hints: Mapping[str, object])
         message = f"environment variables that are no option of the producer are ignored: {', '.join(found)}"
         # Of the caller of `from_env`.
         warnings.warn(message, UserWarning, stacklevel=3)
-
-
-def _flag(name: str, text: str) -> bool:
-    flag = _FLAGS.get(text.lower())
-    if flag is None:
-        message = f"{name} is {text!r}; set it to true or false"
-        raise ConfigError(message)
-    return flag
-
-
-def _number(name: str, text: str) -> float:
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        message = f"{name} is {text!r}; set it to a number"
-        raise ConfigError(message)
-    return float(text) if match[2] or match[3] else int(text)

@@ -6,12 +6,12 @@ read back with `RateLimitPolicy(**table)`. The pipeline, `rate_limited` and `fai
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from kpl_core.options.validation import ABOVE_ZERO, Bound, FrozenMapping, require_kind, require_number
+from kpl_core.options.option import Option, check_options
+from kpl_core.options.validation import Bound, require_number
 
 _WEIGHT: Final = Bound(1e-6, 1e6, "a weight")
-_COUNT: Final = Bound(1, float("inf"), "", whole=True)
 
 
 def require_weight(name: str, weight: float) -> float:
@@ -24,6 +24,11 @@ def require_weight(name: str, weight: float) -> float:
     return weight
 
 
+def _require_weights(name: str, weights: Mapping[str | int, float]) -> None:
+    for flow, weight in weights.items():
+        require_weight(f"{name}[{flow!r}]", weight)
+
+
 @dataclass(frozen=True, slots=True)
 class RateLimitPolicy:
     """A token bucket in two numbers: at most `tokens_per_second * t + burst_tokens` in any `t` seconds.
@@ -33,12 +38,11 @@ class RateLimitPolicy:
             A bucket that cannot hold one token would let nothing pass.
     """
 
-    tokens_per_second: float = 10.0
-    burst_tokens: int = 10
+    tokens_per_second: Annotated[float, Option("The rate.", 0.0, unit="tokens a second", above=True)] = 10.0
+    burst_tokens: Annotated[int, Option("What an idle bucket holds.", 1, unit="tokens")] = 10
 
     def __post_init__(self) -> None:
-        require_number("tokens_per_second", self.tokens_per_second, ABOVE_ZERO)
-        require_number("burst_tokens", self.burst_tokens, _COUNT)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +58,14 @@ class FairnessPolicy:
     """
 
     # Not part of the hash, because a mapping is not hashable; equality compares it.
-    weights: Mapping[str | int, float] = field(default_factory=dict, hash=False)
-    default_weight: float = 1
-    max_buffer_per_flow: int = 16
+    weights: Annotated[Mapping[str | int, float], Option("The weights of flows by name.", check=_require_weights)] = (
+        field(default_factory=dict, hash=False)
+    )
+    default_weight: Annotated[float, Option("The weight of the other flows.", 1e-6, 1e6, "a weight")] = 1
+    max_buffer_per_flow: Annotated[int, Option("How many items of one flow may wait.", 1, unit="items")] = 16
 
     def __post_init__(self) -> None:
-        require_kind("weights", self.weights, Mapping, "a mapping of flows to weights")
-        for flow, weight in self.weights.items():
-            require_weight(f"weights[{flow!r}]", weight)
-        require_weight("default_weight", self.default_weight)
-        require_number("max_buffer_per_flow", self.max_buffer_per_flow, _COUNT)
-        object.__setattr__(self, "weights", FrozenMapping(self.weights))
+        check_options(self)
 
     def weight_of(self, flow: Hashable) -> float:
         """Return the weight of `flow`, or the default weight if it has no entry."""

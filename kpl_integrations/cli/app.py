@@ -14,6 +14,7 @@ from kpl_integrations.cli.options import (
     InputFormat,
     Json,
     Region,
+    assignments,
     requires_extra,
     run,
 )
@@ -34,7 +35,7 @@ app.add_typer(keys, name="keys")
 Stream = Annotated[str, typer.Argument(help="Name or ARN of the stream.", show_default=False)]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, max=64, help="Processes; use one per core.  \\[default: 1]", show_default=False),
+    typer.Option(help="Processes; use one per core.  \\[default: 1]", show_default=False),
 ]
 AllowedHosts = Annotated[
     list[str] | None,
@@ -51,7 +52,6 @@ ServedEndpoint = Annotated[
 DrainDelay = Annotated[
     float | None,
     typer.Option(
-        min=0,
         help="Seconds after SIGTERM of serving while not ready.  \\[default: 5]",
         show_default=False,
     ),
@@ -139,7 +139,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, help="Port; 0 selects a free one.  \\[default: 8080]", show_default=False),
+        typer.Option(help="Port; 0 selects a free one.  \\[default: 8080]", show_default=False),
     ] = None,
     allow_host: AllowedHosts = None,
     workers: Workers = None,
@@ -155,11 +155,20 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     drain_delay_seconds: DrainDelay = None,
     endpoint_url: ServedEndpoint = None,
     region: Region = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file of settings, with the names of `--print-config`.")
+    ] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated.")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print every setting and where it comes from, and stop.")
+    ] = False,
 ) -> None:
     """Accept records over HTTP and send them to Kinesis: aggregated, fair between tenants, acknowledged.
 
-    Without tenants it starts only with --local. Every setting, including those without an option here, is
-    also read from the environment: KPL_INGEST_PORT, KPL_INGEST_MAX_BODY_BYTES ...
+    Without tenants it starts only with --local. A setting comes from its option or --set, else from the environment
+    (KPL_INGEST_PORT, KPL_INGEST_SPOOL_MAX_BYTES ...), else from the file of --config, else it has its default.
 
     SIGTERM stops it gracefully: it becomes not ready, rejects new requests, delivers the buffered records,
     keeps the rest on disk, and reports.
@@ -169,8 +178,9 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     """
     with requires_extra("ingest"):
         from kpl_integrations.cli.serve.serve import Serve  # noqa: PLC0415
+        from kpl_integrations.cli.serve.worker import Given  # noqa: PLC0415
 
-    given = {
+    options = {
         "host": host,
         "port": port,
         "allowed_hosts": ",".join(allow_host or ()) or None,
@@ -184,7 +194,14 @@ def serve(  # noqa: PLR0913 - each parameter is an option
         "endpoint_url": endpoint_url,
         "region": region,
     }
-    run(Serve(local=local, streams=stream or ["demo:4"], given=given).run, is_server=True)
+    given = Given(
+        options=options,
+        assigned=assignments(assign or ()),
+        file=None if config is None else str(config),
+        local=local,
+    )
+    serving = Serve(streams=stream or ["demo:4"], given=given)
+    run(serving.print_config if print_config else serving.run, is_server=True)
 
 
 @app.command()

@@ -37,8 +37,8 @@ async def open_gateway_load(
     At the end of the block all accepted records are delivered.
     """
     # Do not read the environment: its settings are for other gateways.
-    settings = IngestSettings.model_construct(
-        port=0, drain_delay_seconds=0.0, region=connection.region, endpoint_url=connection.endpoint_url
+    settings = IngestSettings(port=0, drain_delay_seconds=0.0).with_producer(
+        region=connection.region, endpoint_url=connection.endpoint_url
     )
     transport = await connection.transport(settings.producer_config())
     directory = OpenTenants(Tenant(id="demo", default_ack="delivered"))

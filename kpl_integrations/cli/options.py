@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
@@ -45,6 +45,23 @@ EndpointUrl = Annotated[
 def endpoint_of_environment() -> str | None:
     """Return the URL of Kinesis that the environment names, as for `EndpointUrl`."""
     return next((url for name in _ENDPOINT_VARIABLES if (url := os.environ.get(name))), None)
+
+
+def assignments(texts: Sequence[str]) -> dict[str, str]:
+    """Return the names and values of `--set NAME=VALUE`.
+
+    Raises:
+        typer.BadParameter: a text has no "=", or a name is repeated.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or name in found:
+            # The value may be a secret.
+            message = f"--set {name}: write each name once, as NAME=VALUE"
+            raise typer.BadParameter(message)
+        found[name] = value
+    return found
 
 
 class InputFormat(StrEnum):

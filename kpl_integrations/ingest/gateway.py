@@ -57,6 +57,7 @@ from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
+from kpl_integrations.ingest.outside_parts import dead_letter_sink, opentelemetry_metrics
 from kpl_integrations.ingest.parts.watch import PartsWatch
 from kpl_integrations.ingest.routes.kinesis_wire import KinesisWireRoute
 from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, OtlpRoute
@@ -72,6 +73,7 @@ from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
 from kpl_integrations.ingest.workers.shared_quotas import shared_quotas, sharing_of
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
+from kpl_integrations.metrics.sources import producer_source
 
 _log: Final = logging.getLogger(__name__)
 _READING: Final = ("GET", "HEAD")
@@ -147,15 +149,20 @@ class IngestGateway:
             if self._supervisor is not None:
                 # First: what is counted there should not wait for the other hooks.
                 hooks.insert(0, self._supervisor.counts)
-            producer = Producer(self._config, transport=transport, hooks=hooks)
+            measured = opentelemetry_metrics(self.settings)
+            hooks += [] if measured is None else [measured]
+            sink = await stack.enter_async_context(dead_letter_sink(self.settings))
+            producer = Producer(self._config, transport=transport, hooks=hooks, dead_letter_sink=sink)
             await stack.enter_async_context(producer)
+            if measured is not None:
+                measured.watch(producer_source(producer))
             self.opened = opened = self._open(producer, transport, clock)
             own = SingleProcessStats(opened, metrics)
             if self._sharing is not None:
                 shared = shared_quotas(
                     self._sharing.quotas,
                     opened.accounts,
-                    region=self.settings.region,
+                    region=self.settings.producer.region,
                     clock=opened.admission.now,
                     chance=self._chance,
                     tell=partial(opened.parts.coordinated, "quotas"),

@@ -149,7 +149,7 @@ async def fleet(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for file in (tenants, place):
         file.chmod(0o600)
     monkeypatch.setenv("KPL_INGEST_COORDINATION_FILE", str(place))
-    monkeypatch.setenv("KPL_INGEST_COORDINATION_WORKERS", "8")
+    monkeypatch.setenv("KPL_INGEST_COORDINATION_MAX_WORKERS", "8")
     monkeypatch.setenv("KPL_INGEST_DRAIN_DELAY_SECONDS", "0")
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)

@@ -38,14 +38,14 @@ def test_direct_uses_a_producer_without_the_gateway(kpl):
 
 
 def test_a_missing_extra_is_reported(kpl, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pydantic_settings", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     for name in [
         name for name in sys.modules if name.startswith(("kpl_integrations.ingest", "kpl_integrations.cli.demo"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     outcome = kpl("demo", "--records", "1")
     assert outcome.status == 3
-    assert outcome.err == "kpl: pydantic_settings is not installed; pip install 'kpl-integrations[cli,ingest]'\n"
+    assert outcome.err == "kpl: prometheus_client is not installed; pip install 'kpl-integrations[cli,ingest]'\n"
 
 
 @pytest.mark.parametrize("settings", [{"KPL_INGEST_TENANTS": "/nothing.toml", "KPL_INGEST_PORT": "1"}])

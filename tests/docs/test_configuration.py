@@ -1,45 +1,35 @@
-"""docs/configuration.md matches the code: each row of its tables is checked with `Config`."""
+"""docs/configuration.md matches the code: its tables are generated, and each row is checked with `Config`."""
 
-import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 
+from docs import generated
 from kpl_core import Config, ConfigError, StreamConfig
 from kpl_core.options.config import NON_RETRYABLE_ERROR_CODES
+from kpl_core.options.flat_options import flat_options
+from kpl_core.options.option import described
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 ROWS = {
-    name: (default, smallest, largest)
-    for name, default, smallest, largest in re.findall(
-        r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| .+? \|$", PAGE, re.MULTILINE
-    )
+    cells[0].strip("`"): cells[1:]
+    for line in generated.producer().splitlines()[2:]
+    for cells in [[cell.strip() for cell in line.strip("|").split(" | ")]]
 }
-OPTIONS = {field.name: field for field in dataclasses.fields(Config)}
-HINTS = get_type_hints(Config)
+OPTIONS = described(Config)
 # One bullet describes one option, or a few related ones.
 BULLETS: list[str] = re.findall(r"^- \*\*`.*?(?=^- |^\n?#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+DESCRIBED = [name for each in BULLETS for name in re.findall(r"\*\*`(\w+)`\*\*", each.partition(": ")[0])]
 
 
 def _number(cell: str) -> float:
     return float(cell.replace(",", ""))
 
 
-def _default(name: str) -> object:
-    return getattr(Config(), name)
-
-
-def _is_number(hint: Any) -> bool:
-    return hint in {int, float} or bool({int, float} & set(get_args(hint)))
-
-
 def _described(name: str) -> str:
-    found = [each for each in BULLETS if f"**`{name}`**" in each.partition(": ")[0]]
-    assert len(found) == 1, f"{name} has {len(found)} descriptions"
-    return found[0]
+    return next(each for each in BULLETS if f"**`{name}`**" in each.partition(": ")[0])
 
 
 def _accepted(name: str, value: float) -> bool:
@@ -55,35 +45,34 @@ def _accepted(name: str, value: float) -> bool:
     return True
 
 
-def test_the_page_names_every_option_and_no_other() -> None:
-    assert set(ROWS) == set(OPTIONS), "each option has a row and a description in docs/configuration.md"
+def test_the_generated_tables_have_every_option_and_no_other() -> None:
+    assert set(ROWS) == {field.name for field in OPTIONS.values()} == set(Config.__dataclass_fields__)
+    names = re.findall(r"^\| `KPL_(\w+)` \|", generated.environment(), re.MULTILINE)
+    assert names == [name.upper() for name, flat in flat_options(Config).items() if flat.has_variable]
+    assert [f"<!-- generated: {name} -->" in PAGE for name in ("producer", "environment")] == [True, True]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_has_a_description_that_says_when_to_leave_it_alone(name: str) -> None:
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_described_option_exists_and_says_when_to_leave_it_alone(name: str) -> None:
+    assert name in OPTIONS
+    assert DESCRIBED.count(name) == 1
     assert "Leave" in _described(name)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_default_matches_the_code(name: str) -> None:
-    cell, default = ROWS[name][0], _default(name)
-    match default:
-        case None | bool():
-            assert cell == f"`{default}`"
-        case int() | float():
-            assert _number(cell) == default
-        case str():
-            assert cell == f'`"{default}"`'
-        case frozenset():
-            assert cell == f"{len(default)} codes"
-        case _:
-            assert isinstance(default, Mapping)
-            assert cell == "`{}`" == f"`{dict(default)}`"
+def test_the_row_of_an_option_has_its_default_and_a_sentence(name: str) -> None:
+    default, option = getattr(Config(), name), OPTIONS[name]
+    shown = ROWS[name][1]
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        assert _number(shown) == default
+    else:
+        assert shown == (f"{len(default)} codes" if isinstance(default, frozenset) else f"`{default!r}`")
+    assert ROWS[name][5] == option.option.meaning
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if _is_number(HINTS[name])])
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.is_number])
 def test_the_bounds_of_a_number_match_the_code(name: str) -> None:
-    _, smallest, largest = ROWS[name]
+    _, _, smallest, largest, *_ = ROWS[name]
     lowest = _number(smallest)
     assert _accepted(name, lowest)
     assert not _accepted(name, lowest - 1 if lowest == int(lowest) else lowest * 0.99)
@@ -94,22 +83,24 @@ def test_the_bounds_of_a_number_match_the_code(name: str) -> None:
         assert not _accepted(name, _number(largest) + 1)
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if not _is_number(HINTS[name])])
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if not option.is_number])
 def test_an_option_that_is_not_a_number_has_no_bounds(name: str) -> None:
-    assert ROWS[name][1:] == ("-", "-")
+    assert ROWS[name][2:5] == ["-", "-", "-"]
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if get_origin(HINTS[name]) is Literal])
-def test_every_choice_is_named(name: str) -> None:
-    assert [choice for choice in get_args(HINTS[name]) if f'`"{choice}"`' not in _described(name)] == []
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.choices])
+def test_every_choice_is_in_the_table_and_in_the_description(name: str) -> None:
+    for choice in OPTIONS[name].choices:
+        assert f'"{choice}"' in ROWS[name][0]
+        assert name not in DESCRIBED or f'`"{choice}"`' in _described(name)
 
 
 def test_every_code_that_is_not_retried_is_named() -> None:
-    described = _described("non_retryable_error_codes")
-    assert [code for code in NON_RETRYABLE_ERROR_CODES if f"`{code}`" not in described] == []
+    described_codes = _described("non_retryable_error_codes")
+    assert [code for code in NON_RETRYABLE_ERROR_CODES if f"`{code}`" not in described_codes] == []
 
 
 def test_the_options_of_a_single_stream_are_listed() -> None:
     section = PAGE.partition("### What a stream may have of its own")[2].partition("\n## ")[0]
     listed = [line for line in section.splitlines() if " · " in line]
-    assert re.findall(r"`(\w+)`", "\n".join(listed)) == [field.name for field in dataclasses.fields(StreamConfig)]
+    assert re.findall(r"`(\w+)`", "\n".join(listed)) == [*StreamConfig.__dataclass_fields__]

@@ -17,11 +17,10 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-from pydantic import SecretStr
 
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.stores import open_store
-from kpl_integrations.ingest.settings import IngestSettings
+from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.workers.shared_quotas import sharing_of
 from tests.support.installation import Installed
 from tests.support.processes import LOOPBACK, ProcessFailed, answers, free_ports, own_process
@@ -140,7 +139,7 @@ async def test_an_unknown_authority_and_a_wrong_name_are_refused(
 
 async def test_gateways_share_shards_and_quotas_over_tls(tls_port: int, signed: Certificates) -> None:
     url = f"rediss://localhost:{tls_port}/0?group={uuid4().hex}&ssl_ca_certs={signed.authority}"
-    sharing = sharing_of(IngestSettings(coordination=SecretStr(url), coordination_workers=6), None)
+    sharing = sharing_of(load_settings(coordination=url, coordination_max_workers=6), None)
     assert sharing is not None
     async with AsyncExitStack() as stack:
         shards, quotas = [

@@ -27,7 +27,7 @@ from tests.mutation.coverage_map import name_of
 
 LIBRARIES = (
     "anyio.pytest_plugin aiobotocore.session botocore.session cbor2 fastapi httpx msgspec opentelemetry.sdk.trace"
-    " prometheus_client pybase64 pydantic_settings pytest_timeout sortedcontainers sqlite3 trio.testing uvicorn"
+    " prometheus_client pybase64 pytest_timeout sortedcontainers sqlite3 trio.testing uvicorn"
 )
 # A hang is one when the tests take this many times as long as without the mutation, and these seconds more.
 HANG_FACTOR = 4.0

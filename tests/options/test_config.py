@@ -10,6 +10,7 @@ import pytest
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.config import NON_RETRYABLE_ERROR_CODES, Config, StreamConfig
+from kpl_core.options.option import described
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 
 MIB = 1024 * 1024
@@ -27,7 +28,6 @@ DEFAULTS: dict[str, Any] = {
     "collection_max_size": MIB,
     "record_max_buffered_time_ms": 100,
     "record_ttl_ms": 30_000,
-    "retry_deadline_ms": None,
     "fail_if_throttled": False,
     "rate_limit_records_per_sec_per_shard": 1_000.0,
     "rate_limit_bytes_per_sec_per_shard": 1_048_576.0,
@@ -56,7 +56,6 @@ BOUNDS = [
     ("collection_max_size", 52_224, 10 * MIB, 52_223, 10 * MIB + 1),
     ("record_max_buffered_time_ms", 0, 10**9, -1, None),
     ("record_ttl_ms", 100, 10**12, 99, None),
-    ("retry_deadline_ms", 0, 10**9, -1, None),
     ("rate_limit_records_per_sec_per_shard", 1.0, 1e9, 0.0, math.inf),
     ("rate_limit_bytes_per_sec_per_shard", 1.0, 1e12, 0.0, math.inf),
     ("burst_seconds", 0.1, 60.0, 0.0, math.inf),
@@ -94,9 +93,7 @@ def test_the_defaults_are_the_specifications(option, default):
 
 
 def test_every_numeric_option_has_a_row_in_this_table():
-    numeric = {
-        option.name for option in dataclasses.fields(Config) if option.type in {int, float, int | None, float | None}
-    }
+    numeric = {option.name for option in described(Config).values() if option.is_number}
     assert numeric == {row[0] for row in BOUNDS}
 
 
@@ -362,9 +359,8 @@ def test_the_non_retryable_codes_can_be_configured():
     assert not config.is_retryable("InternalFailure")
 
 
-def test_the_retry_deadline_defaults_to_half():
+def test_a_retried_record_waits_half_as_long_as_a_new_one():
     assert Config().retry_delay_seconds == 0.05
-    assert Config(retry_deadline_ms=40).retry_delay_seconds == 0.02
     assert Config(record_max_buffered_time_ms=1_000).retry_delay_seconds == 0.5
 
 

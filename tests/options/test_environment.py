@@ -1,13 +1,16 @@
 """Options come from environment variables, and a wrong value is an error that names the variable."""
 
-import dataclasses
+import inspect
+import math
+import tomllib
 import warnings
-from typing import get_type_hints
 
 import pytest
 
-from kpl_core import Config, ConfigError
-from kpl_core.options.environment import variable_of
+from kpl_core import Config, ConfigError, CoordinationOptions, FairnessPolicy, RateLimitPolicy, StreamConfig
+from kpl_core.options.flat_options import flat_options
+from kpl_core.options.option import described
+from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 
 
 def test_each_simple_option_has_a_variable():
@@ -22,7 +25,7 @@ def test_each_simple_option_has_a_variable():
         "KPL_NON_RETRYABLE_ERROR_CODES": "A*, B",
         "KPL_SPOOL": "/var/spool.db",
         "KPL_COORDINATION": "redis://h:6379/0?group=a",
-        "KPL_RETRY_DEADLINE_MS": "",
+        "KPL_MAX_RECORD_SIZE": "",
         "KPL_INGEST_PORT": "x",
         "REGION": "us-east-1",
     }
@@ -46,12 +49,12 @@ def test_without_variables_the_options_are_the_defaults(monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("KPL_AGGREGATION_ENABLED", "yes", "KPL_AGGREGATION_ENABLED is 'yes'; set it to true or false"),
-        ("KPL_RECORD_TTL_MS", "30s", "KPL_RECORD_TTL_MS is '30s'; set it to a number"),
-        ("KPL_RECORD_TTL_MS", "nan", "set it to a number"),
-        ("KPL_RECORD_TTL_MS", "1", "record_ttl_ms is 1"),
-        ("KPL_MAX_CONNECTIONS", "1.5", "max_connections"),
-        ("KPL_ORDERING", "any", "ordering is 'any'"),
+        ("KPL_AGGREGATION_ENABLED", "yes", "KPL_AGGREGATION_ENABLED is 'yes'; it must be True or False"),
+        ("KPL_RECORD_TTL_MS", "30s", "KPL_RECORD_TTL_MS is '30s'; it must be a number"),
+        ("KPL_RECORD_TTL_MS", "nan", "it must be a number"),
+        ("KPL_RECORD_TTL_MS", "1", "KPL_RECORD_TTL_MS is 1; it must be"),
+        ("KPL_MAX_CONNECTIONS", "1.5", "KPL_MAX_CONNECTIONS is 1.5"),
+        ("KPL_ORDERING", "any", "KPL_ORDERING is 'any'"),
     ],
 )
 def test_a_wrong_value_is_an_error(variable, value, words):
@@ -72,7 +75,91 @@ def test_misspelt_variables_get_one_warning_that_names_the_nearest():
     ]
 
 
-def test_every_option_has_a_variable_or_is_an_object():
-    hints = get_type_hints(Config)
-    without = {field.name for field in dataclasses.fields(Config) if variable_of(field.name, hints[field.name]) is None}
-    assert without == {"botocore", "streams", "fairness", "breaker", "tiers"}
+def test_every_option_has_a_variable_or_is_a_mapping():
+    without = {name for name, flat in flat_options(Config).items() if not flat.has_variable}
+    assert without == {"botocore", "streams", "fairness_weights"}
+
+
+def test_a_group_of_options_has_a_variable_for_each():
+    config = Config.from_env(
+        {
+            "KPL_SPOOL": "/var/spool.db",
+            "KPL_SPOOL_MAX_BYTES": "50000000000",
+            "KPL_DEAD_LETTERS": "true",
+            "KPL_DEAD_LETTERS_ALARM_DEPTH": "7",
+            "KPL_BREAKER_OPEN_SECONDS": "2",
+            "KPL_TIERS": "true",
+        }
+    )
+    assert config == Config(
+        spool=SpoolOptions(path="/var/spool.db", max_bytes=50_000_000_000),
+        dead_letters=DeadLetterOptions(alarm_depth=7),
+        breaker=BreakerPolicy(open_seconds=2),
+        tiers=TierPolicy(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"spol_max_bytes": 5}, "there is no option 'spol_max_bytes'; did you mean spool_max_bytes?"),
+        ({"spool_max_bytes": 5}, "spool_max_bytes is 5; it must be between 1,048,576 and 17,592,186,044,416 (bytes)"),
+        ({"spool_max_bytes": 1 << 30}, "spool_max_bytes is set, and spool is not; set spool too, or remove"),
+        (
+            {"breaker": False, "breaker_open_seconds": 1},
+            "breaker is false, and breaker_open_seconds is set; remove one",
+        ),
+        (
+            {"breaker_open_seconds": 50},
+            "breaker: max_open_seconds is 5, below open_seconds, 50; raise max_open_seconds",
+        ),
+        ({"breaker": "on"}, "breaker is 'on'; it must be True or False"),
+        ({"spool": 5}, "spool is 5; it must be a path"),
+        ({"spool": "a", "dead_letters": "b"}, "dead_letters.path is 'b', and a spool is set"),
+        ({"streams": {"s": {"record_ttl": 5}}}, "streams['s']: StreamConfig has no option 'record_ttl'; did you mean"),
+        ({"streams": {"s": 5}}, "streams['s'] is of type int; it must be a table of options"),
+        ({"non_retryable_error_codes": "A"}, "non_retryable_error_codes is of type str; it must be a frozenset of str"),
+        ({"coordination": "http://:hunter2@h"}, "coordination is not a URL of a known kind; begin it with one of"),
+        ({"record_ttl_ms": "5"}, "record_ttl_ms is '5'; it must be a number (milliseconds from arrival to failure)"),
+    ],
+)
+def test_a_mapping_with_a_wrong_value_is_an_error_of_its_flat_name(options, words):
+    with pytest.raises(ConfigError) as raised:
+        Config.from_mapping(options)
+    assert str(raised.value).startswith(words)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_table_of_a_file_is_the_same_configuration():
+    text = """
+        region = "eu-central-1"
+        spool = "spool.db"
+        spool_mode = "write_ahead"
+        dead_letters = true
+        non_retryable_error_codes = ["A*"]
+        fairness_weights = {a = 3}
+        [streams.audit]
+        aggregation_enabled = false
+    """
+    assert Config.from_mapping(tomllib.loads(text)) == Config(
+        region="eu-central-1",
+        spool=SpoolOptions(path="spool.db", mode="write_ahead"),
+        dead_letters=DeadLetterOptions(),
+        non_retryable_error_codes=frozenset({"A*"}),
+        fairness=FairnessPolicy(weights={"a": 3}),
+        streams={"audit": StreamConfig(aggregation_enabled=False)},
+    )
+
+
+OPTION_CLASSES = [
+    *(Config, SpoolOptions, DeadLetterOptions, BreakerPolicy, TierPolicy, FairnessPolicy, RateLimitPolicy),
+    CoordinationOptions,
+]
+
+
+@pytest.mark.parametrize("options", OPTION_CLASSES)
+def test_every_field_of_a_class_of_options_is_described(options):
+    assert [*described(options)] == [*inspect.signature(options).parameters]
+    for option in described(options).values():
+        assert option.option.meaning.endswith((".", "!"))
+        assert option.bound is None or (option.bound.smallest > -math.inf and option.bound.unit)

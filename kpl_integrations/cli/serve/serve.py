@@ -4,7 +4,7 @@ import contextlib
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -13,21 +13,23 @@ import msgspec
 from kpl_core import ProducerReport
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_hangup, on_signal
 from kpl_integrations.cli.local import local_kinesis, port_failure, streams_of
-from kpl_integrations.cli.options import endpoint_of_environment
+from kpl_integrations.cli.serve.print_config import printed_settings
 from kpl_integrations.cli.serve.worker import (
     LOGGED,
+    Given,
     Instructions,
     connect,
     known_failures,
+    log_format_of,
     tenant_directory,
 )
 from kpl_integrations.cli.terminal import log_format_of_environment, show_all_logs
 from kpl_integrations.gateway_figures import StatsDocument
-from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
+from kpl_integrations.ingest import IngestGateway, IngestSettings
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
-from kpl_integrations.ingest.settings import unknown_variables
+from kpl_integrations.ingest.settings_sources import unknown_variables
 from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
@@ -60,39 +62,38 @@ _TAIL: Final = """\
 
 
 class Serve:
-    """One run of the command. `given` are settings; None means the environment's value or the default."""
+    """One run of the command."""
 
-    def __init__(self, *, local: bool, streams: Sequence[str], given: Mapping[str, object]) -> None:
-        self._local = local
+    def __init__(self, *, streams: Sequence[str], given: Given) -> None:
+        self._local = given.local
         self._stream_texts = list(streams)
         self._streams: dict[str, int] = {}
-        self._given = dict(given)
+        self._given = given
         self._log_format = log_format_of_environment()
 
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
         self._streams = streams_of(self._stream_texts)
         self._first_stream = next(iter(self._streams))
+        with known_failures():
+            settings = self._given.settings().settings
+        # A file or --set may have another form than the environment, in which errors of settings are shown.
+        self._log_format = log_format_of(settings)
         with known_failures(), show_all_logs(LOGGED, self._log_format):
-            report = await self._run()
+            report = await self._run(settings)
         counts = msgspec.structs.asdict(report) | {"failed": report.failed_total, "failures": report.failed}
         self._log_format.note(f"stopped; {report}", counts)
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
-    async def _run(self) -> ProducerReport:
-        given = {name: value for name, value in self._given.items() if value is not None}
-        if self._local:
-            # A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
-            # through the developer's browser, so it answers only to loopback names.
-            given = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost", **given}
-        elif endpoint := endpoint_of_environment():
-            given.setdefault("endpoint_url", endpoint)
-        settings = load_settings(**given)
-        if self._local and "endpoint_url" not in given:
-            # Another Kinesis that the environment names is not local.
-            settings = settings.model_copy(update={"endpoint_url": None})
+    async def print_config(self) -> ExitCode:
+        """Print every setting and where it comes from."""
+        with known_failures():
+            sys.stdout.write(printed_settings(self._given.settings()))
+        return ExitCode.DONE
+
+    async def _run(self, settings: IngestSettings) -> ProducerReport:
         for variable in unknown_variables():
-            self._warn(f"{variable} is set, and the gateway has no such setting; is it misspelt?")
+            self._warn(f"the gateway has no setting {variable}")
         if settings.tls_certificate is not None and settings.tls_key is not None:
             # Before anything is opened, and before the workers that would all fail.
             ServerCertificate(settings.tls_certificate, settings.tls_key)
@@ -102,7 +103,7 @@ class Serve:
         async with contextlib.AsyncExitStack() as stack:
             sockets = stack.enter_context(_listening(settings))
             embedded_url = None
-            if self._local and settings.endpoint_url is None:
+            if self._local and settings.producer.endpoint_url is None:
                 embedded_url = (await stack.enter_async_context(local_kinesis(self._streams))).endpoint_url
             connected, transport = await connect(settings, embedded_url)
             url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
@@ -110,8 +111,7 @@ class Serve:
             if settings.workers > 1:
                 instructed = partial(
                     Instructions,
-                    given=given,
-                    local=self._local,
+                    given=self._given,
                     first_stream=self._first_stream,
                     embedded_url=embedded_url,
                 )
@@ -139,7 +139,7 @@ class Serve:
         named = ", ".join(
             f"{name} ({shards} {'shard' if shards == 1 else 'shards'})" for name, shards in self._streams.items()
         )
-        endpoint = settings.endpoint_url or f"Kinesis in {settings.region}"
+        endpoint = settings.producer.endpoint_url or f"Kinesis in {settings.producer.region}"
         kinesis = f"Local Kinesis at {endpoint}: {named}; it keeps nothing" if self._local else f"Ships to {endpoint}"
         tenants = "Credentials are not checked" if is_open else f"Tenants from {settings.tenants}"
         if self._log_format.is_json:
@@ -154,8 +154,8 @@ class Serve:
             authorization="" if is_open else " -H 'Authorization: Bearer KEY'",
             workers=f"  {settings.workers} processes\n" if settings.workers > 1 else "",
         )
-        if self._local and settings.endpoint_url:
-            text += _TAIL.format(stream=stream, endpoint_url=settings.endpoint_url)
+        if self._local and settings.producer.endpoint_url:
+            text += _TAIL.format(stream=stream, endpoint_url=settings.producer.endpoint_url)
         sys.stdout.write(text)
         sys.stdout.flush()
 

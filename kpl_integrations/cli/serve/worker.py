@@ -15,6 +15,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -24,10 +25,17 @@ from kpl_core import ConfigError, KinesisTransport
 from kpl_core.durability.spool import SpoolError
 from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_hangup, on_signal
-from kpl_integrations.cli.terminal import log_format_of_environment, print_exceptions_as, print_failure, show_all_logs
-from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
+from kpl_integrations.cli.options import endpoint_of_environment
+from kpl_integrations.cli.terminal import (
+    log_format_of_environment,
+    print_exceptions_as,
+    print_failure,
+    show_all_logs,
+)
+from kpl_integrations.ingest import IngestGateway, IngestSettings
 from kpl_integrations.ingest.http.listening import SpareSockets
 from kpl_integrations.ingest.serving import GatewayServer
+from kpl_integrations.ingest.settings_sources import LoadedSettings, Setting, find_settings
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 from kpl_integrations.ingest.workers.link import (
     Channel,
@@ -44,18 +52,52 @@ _POLL_SECONDS: Final = 0.25
 LOGGED: Final = {"kpl_integrations": logging.INFO, "kpl_core": logging.INFO, "uvicorn.error": logging.ERROR}
 
 
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says about settings: its options, those of `--set`, and the file of `--config`."""
+
+    options: dict[str, Any]
+    assigned: dict[str, str]
+    file: str | None
+    local: bool
+
+    def settings(self) -> LoadedSettings:
+        """Return the settings of the command line, the environment and the file.
+
+        Raises:
+            ConfigError: one is unknown or invalid.
+        """
+        given = {name: value for name, value in self.options.items() if value is not None}
+        if self.local:
+            # A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
+            # through the developer's browser, so it answers only to loopback names.
+            given = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost", **given}
+        file = None if self.file is None else Path(self.file)
+        settings, made = find_settings(given, file=file, assigned=self.assigned)
+        if self.local and given.get("endpoint_url") is None:
+            # Another Kinesis that the environment names is not local.
+            settings = settings.with_producer(endpoint_url=None)
+        elif settings.producer.endpoint_url is None and (endpoint := endpoint_of_environment()) is not None:
+            settings = settings.with_producer(endpoint_url=endpoint)
+            made = {**made, "endpoint_url": Setting(endpoint, "AWS_ENDPOINT_URL_KINESIS or AWS_ENDPOINT_URL")}
+        return LoadedSettings(settings, made)
+
+
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is: `given` are the command's options, `embedded_url` the local Kinesis that the command started.
+    """What a worker is: `given` is the command line, `embedded_url` the local Kinesis that the command started.
 
     Without sockets among its `descriptors` the worker only drains an orphaned spool.
     """
 
     identity: WorkerIdentity
     descriptors: Descriptors
-    given: dict[str, Any]
-    local: bool
+    given: Given
     first_stream: str
     embedded_url: str | None
+
+
+def log_format_of(settings: IngestSettings, worker: int | None = None) -> LogFormat:
+    """Return how the lines of this gateway are printed."""
+    return LogFormat(has_time=True, is_json=settings.log_format == "json", worker=worker)
 
 
 @contextlib.contextmanager
@@ -106,8 +148,10 @@ async def connect(settings: IngestSettings, embedded_url: str | None) -> tuple[I
     if embedded_url is not None:
         connection = Connection.to_own_server("", endpoint_url=embedded_url)
     else:
-        connection = await Connection.resolved("", region=settings.region, endpoint_url=settings.endpoint_url)
-    settings = settings.model_copy(update={"region": connection.region, "endpoint_url": connection.endpoint_url})
+        connection = await Connection.resolved(
+            "", region=settings.producer.region, endpoint_url=settings.producer.endpoint_url
+        )
+    settings = settings.with_producer(region=connection.region, endpoint_url=connection.endpoint_url)
     return settings, await connection.transport(settings.producer_config())
 
 
@@ -123,7 +167,7 @@ async def _run() -> None:
         if first is not None:
             with known_failures(), contextlib.ExitStack() as logs:
                 instructions = msgspec.json.decode(first, type=Instructions)
-                shown = log_format_of_environment(instructions.identity.worker)
+                shown = log_format_of(instructions.given.settings().settings, instructions.identity.worker)
                 logs.enter_context(show_all_logs(LOGGED, shown))
                 await _serve(instructions, channel)
     except CommandFailure as failure:
@@ -137,8 +181,8 @@ async def _run() -> None:
 async def _serve(instructions: Instructions, channel: Channel) -> None:
     identity, descriptors = instructions.identity, instructions.descriptors
     link = SupervisorLink(channel, identity, RecordCounts.of_worker(descriptors.counts))
-    settings = settings_of_worker(load_settings(**instructions.given), link.identity.worker)
-    directory = tenant_directory(settings, local=instructions.local, first_stream=instructions.first_stream)
+    settings = settings_of_worker(instructions.given.settings().settings, link.identity.worker)
+    directory = tenant_directory(settings, local=instructions.given.local, first_stream=instructions.first_stream)
     settings, transport = await connect(settings, instructions.embedded_url)
     gateway = IngestGateway(settings, directory, transport=transport, supervisor=link)
     if not descriptors.sockets:

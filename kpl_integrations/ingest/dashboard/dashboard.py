@@ -46,7 +46,7 @@ class Dashboard:
         self._stats = stats
         self._wall_clock = wall_clock
         key = opened.settings.admin_key
-        self._session = None if key is None else DashboardSession(key.get_secret_value())
+        self._session = None if key is None else DashboardSession(key.reveal())
         self._attempts = opened.login_attempts
         self._page = _Page("page.html")
         self._login = _Page("login.html")

@@ -13,8 +13,6 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
 
-from pydantic import SecretStr
-
 from kpl_core import ConfigError
 from kpl_integrations.ingest.tenants.tenant import Tenant
 
@@ -99,6 +97,31 @@ class ApiKeys:
         return f"<ApiKeys, {len(self._tenants)}>"
 
 
+class Secret:
+    """A text that no repr, log line or error shows."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text."""
+        return self._text
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and compare_digest(self._text.encode(), other._text.encode())
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+
 class AdminKey:
     """The key that gives access to the figures of all tenants. Without one, there is no administrator.
 
@@ -107,8 +130,8 @@ class AdminKey:
 
     __slots__ = ("_key",)
 
-    def __init__(self, key: SecretStr | None) -> None:
-        self._key = None if key is None else key.get_secret_value().encode()
+    def __init__(self, key: Secret | None) -> None:
+        self._key = None if key is None else key.reveal().encode()
 
     def is_shown(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return True if the Authorization header has this key as its bearer key."""

@@ -28,10 +28,10 @@ from kpl_integrations.ingest.workers.link import WorkerIdentity
 
 # Longer than the leaseholder's own bound, so that the lease is released before the tenant is forgotten here.
 IDLE_INTERVALS: Final = 8.0
-# Between two sync rounds for the shards and for the quotas. A local store or Redis answers within milliseconds, so
-# short intervals are cheap; AWS charges for each call.
-_QUICK_SECONDS: Final = (1.0, 0.5)
-_CHARGED_SECONDS: Final = (5.0, 5.0)
+# Between two sync rounds of the workers of one gateway.
+_OWN_SECONDS: Final = 1.0
+# The interval of the quotas is a part of the shards', except in a store that charges for each call.
+_QUOTAS_SHARE: Final = 0.5
 _CHARGED: Final = frozenset({"s3", "dynamodb"})
 Pair = tuple[float, float]
 
@@ -47,24 +47,24 @@ def sharing_of(settings: IngestSettings, identity: WorkerIdentity | None) -> Sha
     """Return how this process shares limits with others; None if it is alone.
 
     Raises:
-        ConfigError: the URL of the store cannot be read, or is of no known kind.
+        ConfigError: the store cannot be divided.
     """
-    url, max_workers = settings.coordination_url(), settings.coordination_workers
-    if url is None:
+    shared = settings.producer.coordination
+    if shared is None:
         if identity is None:
             return None
-        url, max_workers = Path(identity.folder).as_uri(), identity.count
-    seconds = _CHARGED_SECONDS if urlsplit(url).scheme in _CHARGED else _QUICK_SECONDS
-    shards, quotas = (
-        CoordinationOptions(
-            store=part_of_store(url, purpose),
-            max_workers=max_workers,
-            interval_seconds=interval_seconds,
-            worker_id=None if identity is None else identity.name,
-        )
-        for purpose, interval_seconds in zip(("shards", "quotas"), seconds, strict=True)
+        folder = Path(identity.folder).as_uri()
+        shared = CoordinationOptions(store=folder, max_workers=identity.count, interval_seconds=_OWN_SECONDS)
+    worker_id = None if identity is None else identity.name
+    share = 1.0 if urlsplit(shared.store).scheme in _CHARGED else _QUOTAS_SHARE
+    of_shards = msgspec.structs.replace(shared, store=part_of_store(shared.store, "shards"), worker_id=worker_id)
+    of_quotas = msgspec.structs.replace(
+        of_shards,
+        store=part_of_store(shared.store, "quotas"),
+        interval_seconds=shared.interval_seconds * share,
+        shadow=False,
     )
-    return Sharing(shards, quotas)
+    return Sharing(of_shards, of_quotas)
 
 
 class _ActiveTenant(msgspec.Struct):

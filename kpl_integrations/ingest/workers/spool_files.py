@@ -10,7 +10,9 @@ import asyncio
 import logging
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_integrations.ingest.settings import IngestSettings
@@ -25,9 +27,15 @@ def settings_of_worker(settings: IngestSettings, worker: int) -> IngestSettings:
     """Return the settings with the paths of this worker's own files."""
     if worker == SINGLE:
         return settings
-    paths = {"spool": settings.spool, "dead_letters": settings.dead_letters}
-    own = {name: path.with_name(f"{path.stem}-{worker}{path.suffix}") for name, path in paths.items() if path}
-    return settings.model_copy(update=own)
+    producer = settings.producer
+    groups = {"spool": producer.spool, "dead_letters": producer.dead_letters}
+    own: dict[str, Any] = {}
+    for name, group in groups.items():
+        if group is not None and group.path is not None:
+            path = Path(group.path)
+            numbered = path.with_name(f"{path.stem}-{worker}{path.suffix}")
+            own[name] = msgspec.structs.replace(group, path=numbered)
+    return settings.with_producer(**own)
 
 
 def durable_path(settings: IngestSettings) -> Path | None:

@@ -20,7 +20,7 @@ from kpl_integrations.ingest.fast_path.selection import (
     untested_reason,
 )
 from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
-from kpl_integrations.ingest.settings import load_settings
+from kpl_integrations.ingest.settings_sources import load_settings
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.scene import gateway_of, kinesis
 from tests.support.running_gateway import running_gateway

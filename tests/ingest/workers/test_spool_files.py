@@ -30,9 +30,10 @@ def test_each_worker_has_its_own_spool(path, worker, own):
 
 
 def test_each_worker_has_its_own_spool_and_dead_letters_and_shares_the_tenants_file():
-    settings = load_settings(spool="s.db", dead_letters="d.db", tenants="t.toml")
+    settings = load_settings(spool="s.db", tenants="t.toml")
     own = settings_of_worker(settings, 3)
-    assert (own.spool, own.dead_letters, own.tenants) == (Path("s-3.db"), Path("d-3.db"), Path("t.toml"))
+    assert (own.spool, own.dead_letters, own.tenants) == (Path("s-3.db"), None, Path("t.toml"))
+    assert settings_of_worker(load_settings(dead_letters="d.db"), 3).dead_letters == Path("d-3.db")
     assert settings_of_worker(load_settings(), 3) == load_settings()
 
 
@@ -44,12 +45,6 @@ def test_files_of_higher_worker_numbers_and_of_a_run_without_workers_are_orphane
     (tmp_path / "spool.db").touch()
     assert orphaned_spools(settings, 2) == [SINGLE, 2, 10]
     assert orphaned_spools(load_settings(), 2) == []
-    # A spool also holds the dead letters.
-    assert orphaned_spools(load_settings(spool=tmp_path / "spool.db", dead_letters=tmp_path / "other.db"), 2) == [
-        SINGLE,
-        2,
-        10,
-    ]
     assert orphaned_spools(load_settings(dead_letters=tmp_path / "other.db"), 2) == [9]
     assert orphaned_spools(load_settings(spool=tmp_path / "nowhere" / "spool.db"), 2) == []
 

@@ -1,0 +1,88 @@
+"""`kpl serve --print-config` prints a file that means the same; errors of settings end with status 2."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kpl_integrations.cli.serve.print_config import printed_settings
+from kpl_integrations.ingest.settings_sources import find_settings, gateway_options
+
+FILE = """
+port = 9000
+spool = "/var/lib/kpl/spool.db"
+spool_max_bytes = 50_000_000_000
+non_retryable_error_codes = ["A*", "B"]
+coordination = "redis://h:6379/0?group=a"
+breaker = false
+[streams."a.b"]
+record_ttl_ms = 5_000
+ordering = "none"
+"""
+
+
+def test_the_output_is_a_file_with_the_same_settings(tmp_path):
+    file, printed = tmp_path / "gateway.toml", tmp_path / "printed.toml"
+    file.write_text(FILE)
+    loaded = find_settings(
+        {"workers": 2},
+        file=file,
+        environment={"KPL_INGEST_TLS_KEY": "k", "KPL_INGEST_TLS_CERTIFICATE": "c"},
+        assigned={},
+    )
+    printed.write_text(printed_settings(loaded))
+    assert find_settings({}, file=printed, environment={}).settings == loaded.settings
+
+
+def test_the_output_has_every_setting_and_where_it_comes_from(tmp_path, monkeypatch, kpl):
+    file = tmp_path / "gateway.toml"
+    file.write_text(FILE)
+    monkeypatch.setenv("KPL_INGEST_WORKERS", "3")
+    outcome = kpl("serve", "--config", str(file), "--set", "max_depth=5", "--host", "::1", "--print-config")
+    lines = outcome.out.splitlines()
+    assert outcome.status == 0
+    assert f"port = 9000  # {file}:2" in lines
+    assert "workers = 3  # KPL_INGEST_WORKERS" in lines
+    assert 'host = "::1"  # --host' in lines
+    assert "max_depth = 5  # --set max_depth" in lines
+    assert "max_records = 10000  # default" in lines
+    assert "# breaker_open_seconds = 1.0  # default, without effect" in lines
+    names = {line.removeprefix("# ").partition(" ")[0] for line in lines if " = " in line}
+    options = gateway_options()
+    assert names >= {name for name in options if name.removesuffix("_file").removesuffix("_env") == name} - {"streams"}
+
+
+def test_no_secret_is_printed(monkeypatch, kpl):
+    monkeypatch.setenv("KPL_INGEST_ADMIN_KEY", "open sesame, please")
+    monkeypatch.setenv("KPL_INGEST_COORDINATION", "redis://:hunter2@h:6379/0")
+    outcome = kpl("serve", "--print-config")
+    assert '# admin_key = "***"  # KPL_INGEST_ADMIN_KEY' in outcome.out
+    assert '# coordination = "***"  # KPL_INGEST_COORDINATION' in outcome.out
+    assert "sesame" not in outcome.out
+    assert "hunter2" not in outcome.out
+    tomllib.loads(outcome.out)
+
+
+FAULTS = [
+    (("--set", "prot=1"), "", "--set prot is no setting of the gateway; did you mean port?"),
+    (("--set", "port=x"), "", "--set port is 'x'; it must be a whole number"),
+    (("--set", "port=1", "--port", "2"), "", "--set port and --port are both set; give one of them"),
+    (("--port", "70000"), "", "--port is 70000; it must be between 0 and 65,535"),
+    (
+        ("--config", "FILE"),
+        "spool = 'a'\nspool_max_byte = 5",
+        "FILE:2: spool_max_byte is no setting of the gateway; did you",
+    ),
+    (("--config", "FILE"), "spool = 'a'\ndead_letters = 'b'", "dead_letters.path is 'b', and a spool is set"),
+    (("--config", "FILE"), "port = ", "FILE is not TOML"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text", "words"), FAULTS)
+def test_a_wrong_setting_ends_with_status_2_and_one_sentence(kpl, tmp_path: Path, arguments, text, words):
+    file = tmp_path / "gateway.toml"
+    file.write_text(text)
+    outcome = kpl("serve", *(str(file) if each == "FILE" else each for each in arguments))
+    assert outcome.status == 2
+    assert words.replace("FILE", str(file)) in outcome.err
+    assert outcome.err.count("\n") == 1
