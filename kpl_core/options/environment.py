@@ -40,8 +40,8 @@ def value_of(option: DescribedOption, text: str, name: str) -> Any:  # noqa: ANN
         ConfigError: it is none. The message has `name` and, unless it may be a secret, the text.
     """
     value: Any = text
-    if bool in option.kinds:
-        value = _FLAGS.get(text.lower(), text)
+    if bool in option.kinds and text.lower() in _FLAGS:
+        value = _FLAGS[text.lower()]
     elif option.is_number and (match := _NUMBER.fullmatch(text)) is not None:
         value = float(text) if match[2] or match[3] else int(text)
     elif frozenset[str] in option.kinds:

@@ -35,6 +35,7 @@ _WANTED: Final[Mapping[Any, str]] = {
     bool: "True or False",
     Mapping: "a mapping",
     frozenset: "a frozenset of str",
+    Callable: "a function",
 }
 
 
@@ -103,13 +104,14 @@ class DescribedOption(NamedTuple):
         name = name or self.name
         if value is None and self.is_optional:
             return None
-        if (bound := self.bound) is not None:
+        is_flag = bool in self.kinds and isinstance(value, bool)
+        if (bound := self.bound) is not None and not is_flag:
             require_number(name, value, bound)
         elif self.choices:
             require_choice(name, value, self.choices)
         elif self.kinds == (bool,):
             require_flag(name, value)
-        elif Path in self.kinds and not (bool in self.kinds and isinstance(value, bool)):
+        elif Path in self.kinds and not is_flag:
             value = require_path(name, value)
         else:
             # A mapping, frozenset or str is what it says; a str would be taken for a collection of single letters.
@@ -127,7 +129,9 @@ class DescribedOption(NamedTuple):
 def _type_name(kind: Any) -> str:  # noqa: ANN401 - a class or a generic alias
     if kind is Path:
         return "path"
-    if (origin := get_origin(kind)) is not None:
+    if (origin := get_origin(kind)) is Callable:
+        return "function"
+    if origin is not None:
         return f"{origin.__name__}[{', '.join(map(_type_name, get_args(kind)))}]"
     return str(getattr(kind, "__name__", kind))
 

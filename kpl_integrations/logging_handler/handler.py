@@ -17,10 +17,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 from kpl_core import BlockingProducer, Config, KplError, Producer
 from kpl_core.background.process_end import (
@@ -77,7 +77,8 @@ class KinesisHandler(logging.Handler, ProcessListener):
     Args:
         stream: the stream's name or ARN; required.
         level: as any handler's.
-        config: the producer's options in full, in place of region, endpoint_url, max_sending_bytes and spool_path.
+        config: the producer's options in full, in place of region, endpoint_url, max_sending_bytes and spool_path;
+            or a table of them for `Config.from_mapping`, as `dictConfig` can have it.
         producer: an open `BlockingProducer` of the application, used instead of a producer of the handler's own.
             The handler does not close it, so close the handler first.
         transport: makes the transport that replaces the network.
@@ -109,7 +110,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         stream: str = "",
         *,
         level: int | str = logging.NOTSET,
-        config: Config | None = None,
+        config: Config | Mapping[str, Any] | None = None,
         producer: BlockingProducer | None = None,
         transport: Callable[[Config], KinesisTransport] | None = None,
         **options: Unpack[LogOptions],

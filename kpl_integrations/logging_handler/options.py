@@ -1,15 +1,17 @@
 """The options of the handler as `dictConfig` gives them, checked once."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 import msgspec
 
 from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
 from kpl_core.background.sigterm import FlushOnSigterm
 from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, MIB
-from kpl_core.options.validation import ABOVE_ZERO, did_you_mean, require_bounds, require_choice, require_kind
+from kpl_core.options.option import Option, check_options
+from kpl_core.options.validation import did_you_mean, require_choice, require_endpoint_url, require_kind, require_region
 from kpl_integrations.logging_handler.entry import KeyChoice, Oversize
 from kpl_integrations.logging_handler.formatter import JsonFormat
 
@@ -19,12 +21,6 @@ WithoutRoom = Literal["wait", "spool", "dlq"]
 
 _BLOCK: Final = re.compile(r"block\((\d+(?:\.\d+)?)\)")
 _OVERFLOWS: Final = ("drop_oldest", "drop_newest", "drop_lowest_level", "spool", "dlq")
-# A configuration file may give text, and a wait for a thread needs a finite bound.
-_OPTIONAL: Final = ABOVE_ZERO._replace(optional=True)
-_BOUNDS: Final = {
-    **dict.fromkeys(("max_queue_bytes", "max_sending_bytes", "notice_seconds"), ABOVE_ZERO),
-    **dict.fromkeys(("max_queue_records", "close_timeout"), _OPTIONAL),
-}
 # How long a flush or a close waits without a delivery, unless `close_timeout` is set.
 _PATIENCE_SECONDS: Final = 5.0
 # A log record seldom has fewer bytes, so the bytes are the effective bound.
@@ -56,24 +52,42 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError: an option is out of its bounds.
     """
 
-    region: str | None = None
-    endpoint_url: str | None = None
-    json_format: JsonFormat = "plain"
-    partition_key: KeyChoice = "random"
-    overflow: str = "drop_oldest"
-    oversize: Oversize = "truncate"
-    spool_path: str | None = None
-    max_queue_records: int | None = None
-    max_queue_bytes: int = 64 * MIB
-    max_sending_bytes: int = 2 * MIB
-    close_timeout: float | None = None
-    notice_seconds: float = 10.0
-    flush_on_sigterm: FlushOnSigterm = None
+    region: Annotated[str | None, Option("The AWS region; None: as for any AWS client.", check=require_region)] = None
+    endpoint_url: Annotated[
+        str | None, Option("An endpoint other than AWS' own, with its scheme.", check=require_endpoint_url)
+    ] = None
+    json_format: Annotated[JsonFormat, Option("The JSON of a log record, unless another formatter is set.")] = "plain"
+    partition_key: Annotated[
+        KeyChoice, Option('"random", "logger", "trace_id", "extra:<field>" or a function of the log record.')
+    ] = "random"
+    overflow: Annotated[
+        str, Option('What happens to what is logged faster than it can be sent: a word, or "block(<seconds>)".')
+    ] = "drop_oldest"
+    oversize: Annotated[Oversize, Option("What happens to a record that is too large.")] = "truncate"
+    spool_path: Annotated[
+        str | None, Option("A file on a local disk for what cannot be delivered in time; delivered later.")
+    ] = None
+    max_queue_records: Annotated[
+        int | None, Option("A second bound of the queue; None: none.", 0, unit="records", above=True)
+    ] = None
+    max_queue_bytes: Annotated[int, Option("The bound of the queue.", 0, unit="bytes", above=True)] = 64 * MIB
+    max_sending_bytes: Annotated[int, Option("The bound of what is being sent.", 0, unit="bytes", above=True)] = 2 * MIB
+    close_timeout: Annotated[
+        float | None,
+        Option("How long a close may take; None: longer while records are delivered.", 0, unit="seconds", above=True),
+    ] = None
+    notice_seconds: Annotated[
+        float,
+        Option("The time between notices of dropped records in the stream.", 0, unit="seconds", above=True),
+    ] = 10.0
+    flush_on_sigterm: Annotated[
+        FlushOnSigterm,
+        Option("Flush before SIGTERM ends the process: within 3 seconds, or so many.", 0, unit="seconds", above=True),
+    ] = None
 
     def __post_init__(self) -> None:
         """Check every option that nothing else checks."""
-        require_bounds(self, _BOUNDS)
-        require_choice("oversize", self.oversize, get_args(Oversize))
+        check_options(self)
         if not self.block_seconds:
             require_choice("overflow", self.overflow, _OVERFLOWS, also="'block(<seconds>)'")
 
@@ -117,7 +131,7 @@ def log_settings(stream: str, config: object, options: dict[str, Any]) -> LogSet
     if not stream:
         message = "KinesisHandler has no stream; give the name or the ARN of one"
         raise ConfigError(message)
-    require_kind("config", config, Config | None, "a kpl_core.Config, or left out")
+    require_kind("config", config, Config | Mapping | None, "a kpl_core.Config, a table of its options, or left out")
     return LogSettings(**options)
 
 
@@ -130,13 +144,15 @@ def without_room(settings: LogSettings, config: Config, *, is_shared: bool) -> W
     return "wait" if config.dead_letters is None else "dlq"
 
 
-def producer_config(settings: LogSettings, config: Config | None, *, is_shared: bool) -> Config:
-    """Return the options of the handler's producer: `config`, or one made from the plain options.
+def producer_config(settings: LogSettings, config: Config | Mapping[str, Any] | None, *, is_shared: bool) -> Config:
+    """Return the options of the handler's producer: `config`, also as a table, or one made from the plain options.
 
     Raises:
         ConfigError: records are to be kept, and no file is configured to keep them in.
     """
-    if config is None:
+    if isinstance(config, Mapping):
+        config = Config.from_mapping(config)
+    elif config is None:
         path = None if settings.spool_path is None else Path(settings.spool_path)
         config = Config(
             region=settings.region,

@@ -12,20 +12,24 @@
     KPL_OTEL_COMPRESSION       none, gzip or zstd
     KPL_OTEL_SYNCHRONOUS       true: an export returns after Kinesis has answered
 
-A variable with the signal in its name wins: KPL_OTEL_TRACES_STREAM, KPL_OTEL_LOGS_ENCODING, ...
+Every other option of the producer has a variable too, named as those of `Config.from_env`: KPL_OTEL_RECORD_TTL_MS,
+KPL_OTEL_SPOOL_MAX_BYTES ... A variable with the signal in its name wins: KPL_OTEL_LOGS_ENCODING.
 """
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 import msgspec
 from opentelemetry.metrics import MeterProvider
 
 from kpl_core import Config, ConfigError, KinesisTransport
 from kpl_core.background.sigterm import FlushOnSigterm
+from kpl_core.options.environment import value_of, values_from
+from kpl_core.options.flat_options import flat_options
 from kpl_core.options.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
-from kpl_core.options.validation import require_choice
+from kpl_core.options.option import DescribedOption, Option, check_options, described
+from kpl_core.options.validation import require_endpoint_url, require_region
 
 Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["otlp_proto", "otlp_json"]
@@ -34,15 +38,26 @@ Compression = Literal["none", "gzip", "zstd"]
 KeyChoice = str | Callable[[Any], str]
 MakeTransport = Callable[[Config], KinesisTransport]
 
-_DEFAULT_BUFFER_BYTES: Final = 16 * MIB
-# Below the timeout of an export, and a small part of the 30 s that the SDK gives to a shutdown.
-_DEFAULT_SHUTDOWN_MS: Final = 5_000.0
-_DEFAULT_TIMEOUT_MS: Final = 10_000.0
 # A key of four-byte characters.
 _KEY_BYTES: Final = 4 * PARTITION_KEY_CHARACTERS
 # An OTLP message seldom has fewer bytes, so the bytes are the effective bound.
 _LEAST_RECORD_BYTES: Final = 64
-_FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
+_PREFIX: Final = "KPL_OTEL_"
+# The options whose variables have shorter names.
+VARIABLES: Final[Mapping[str, str]] = {
+    "endpoint_url": "ENDPOINT",
+    "timeout_millis": "TIMEOUT",
+    "shutdown_timeout_millis": "SHUTDOWN_TIMEOUT",
+    "max_buffer_bytes": "BUFFER_BYTES",
+}
+# The producer's options that an exporter has under another name, or decides itself.
+OWN_NAMES: Final[Mapping[str, str]] = {
+    "region": "region",
+    "endpoint_url": "endpoint_url",
+    "aggregation_enabled": "aggregation",
+    "max_outstanding_bytes": "max_buffer_bytes",
+    "max_outstanding_records": "max_buffer_bytes",
+}
 _KEYS: Final[Mapping[Signal, tuple[str, ...]]] = {
     "traces": ("trace_id", "random", "resource"),
     "logs": ("random", "resource"),
@@ -77,6 +92,37 @@ class ExporterArguments(TypedDict, total=False):
     flush_on_sigterm: FlushOnSigterm
 
 
+class ExporterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may set of an exporter, by keyword or variable, beside `stream` and `config`.
+
+    Raises:
+        ConfigError: an option is out of its bounds.
+    """
+
+    region: Annotated[str | None, Option("The AWS region; None: as for any AWS client.", check=require_region)] = None
+    endpoint_url: Annotated[
+        str | None, Option("An endpoint other than AWS' own, with its scheme.", check=require_endpoint_url)
+    ] = None
+    encoding: Annotated[Encoding, Option("How OTLP is encoded.")] = "otlp_proto"
+    compression: Annotated[Compression, Option("How an encoded export is compressed.")] = "none"
+    synchronous: Annotated[bool, Option("Whether an export returns after Kinesis has answered.")] = False
+    aggregation: Annotated[bool, Option("Use the KPL's format, which some consumers cannot read.")] = True
+    # The SDK gives 30 s to a shutdown.
+    timeout_millis: Annotated[
+        float, Option("How long an export may wait for room.", 0, unit="milliseconds", above=True)
+    ] = 10_000.0
+    shutdown_timeout_millis: Annotated[
+        float, Option("How long a shutdown may take.", 0, unit="milliseconds", above=True)
+    ] = 5_000.0
+    max_buffer_bytes: Annotated[
+        int, Option("The bound of what is encoded and not delivered.", 0, unit="bytes", above=True)
+    ] = 16 * MIB
+
+    def __post_init__(self) -> None:
+        """Check every option."""
+        check_options(self)
+
+
 class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one exporter, checked. Durations are seconds, sizes are bytes."""
 
@@ -107,60 +153,57 @@ def resolve_options(
     """
     _require_known(given)
 
-    def look(option: str, variable: str, default: object = None) -> Any:  # noqa: ANN401 - of the option's own type
-        value = given.get(option)
-        if value is None:
-            specific = f"KPL_OTEL_{signal.upper()}_{variable}"
-            value = environment.get(specific) or environment.get(f"KPL_OTEL_{variable}") or None
-        return default if value is None else value
+    def variable_of(name: str) -> tuple[str, str | None]:
+        """Return the name and the text of the variable that applies."""
+        specific = f"{_PREFIX}{signal.upper()}_{name}"
+        found = specific if environment.get(specific) else f"{_PREFIX}{name}"
+        return found, environment.get(found) or None
 
-    def number(option: str, variable: str, default: float) -> float:
-        value = look(option, variable, default)
-        try:
-            found = float(value)
-        except (TypeError, ValueError):
-            found = -1.0
-        if not found > 0:
-            message = f"{option} is {value!r}; it must be a number above 0 (or KPL_OTEL_{variable} in the environment)"
-            raise ConfigError(message)
-        return found
-
-    stream = look("stream", "STREAM")
+    stream, key = given.get("stream") or variable_of("STREAM")[1], given.get("partition_key")
     if not stream:
         message = f"no stream for {signal} is given; set KPL_OTEL_STREAM or KPL_OTEL_{signal.upper()}_STREAM"
         raise ConfigError(message)
-    encoding, compression = look("encoding", "ENCODING", "otlp_proto"), look("compression", "COMPRESSION", "none")
-    require_choice("encoding", encoding, get_args(Encoding))
-    require_choice("compression", compression, get_args(Compression))
-    buffer_bytes = int(number("max_buffer_bytes", "BUFFER_BYTES", _DEFAULT_BUFFER_BYTES))
+    values: dict[str, Any] = {}
+    for name, option in described(ExporterSettings).items():
+        shown, value = (name, given[name]) if given.get(name) is not None else variable_of(variable_suffix(name))
+        if value is not None:
+            # Declarative configuration may have text.
+            values[name] = (value_of if isinstance(value, str) else _checked)(option, value, shown)
+    settings = ExporterSettings(**values)
     return ExporterOptions(
         stream=stream,
-        encoding=encoding,
-        compression=compression,
-        synchronous=_flag("synchronous", look("synchronous", "SYNCHRONOUS", default=False)),
-        partition_key=_key_choice(
-            signal, look("partition_key", "PARTITION_KEY"), is_given=given.get("partition_key") is not None
-        ),
-        timeout=number("timeout_millis", "TIMEOUT", _DEFAULT_TIMEOUT_MS) / 1_000,
-        shutdown_timeout=number("shutdown_timeout_millis", "SHUTDOWN_TIMEOUT", _DEFAULT_SHUTDOWN_MS) / 1_000,
-        max_buffer_bytes=buffer_bytes,
-        config=given.get("config")
-        or Config(
-            region=look("region", "REGION"),
-            endpoint_url=look("endpoint_url", "ENDPOINT"),
-            aggregation_enabled=_flag("aggregation", look("aggregation", "AGGREGATION", default=True)),
-            max_outstanding_bytes=buffer_bytes,
-            max_outstanding_records=max(1, buffer_bytes // _LEAST_RECORD_BYTES),
-        ),
+        encoding=settings.encoding,
+        compression=settings.compression,
+        synchronous=settings.synchronous,
+        partition_key=_key_choice(signal, key or variable_of("PARTITION_KEY")[1], is_given=key is not None),
+        timeout=settings.timeout_millis / 1_000,
+        shutdown_timeout=settings.shutdown_timeout_millis / 1_000,
+        max_buffer_bytes=settings.max_buffer_bytes,
+        config=given.get("config") or _producer_config(signal, settings, environment),
     )
 
 
-def _flag(option: str, value: object) -> bool:
-    found = _FLAGS.get(str(value).strip().lower())
-    if found is None:
-        message = f"{option} is {value!r}; it must be true or false (or KPL_OTEL_{option.upper()} in the environment)"
-        raise ConfigError(message)
-    return found
+def variable_suffix(name: str) -> str:
+    """Return the end of the name of an option's variable."""
+    return VARIABLES.get(name, name.upper())
+
+
+def _checked(option: DescribedOption, value: Any, shown: str) -> Any:  # noqa: ANN401 - of the option's own type
+    return option.checked(value, shown)
+
+
+def _producer_config(signal: Signal, settings: ExporterSettings, environment: Mapping[str, str]) -> Config:
+    own = {
+        "region": settings.region,
+        "endpoint_url": settings.endpoint_url,
+        "aggregation_enabled": settings.aggregation,
+        "max_outstanding_bytes": settings.max_buffer_bytes,
+        "max_outstanding_records": max(1, settings.max_buffer_bytes // _LEAST_RECORD_BYTES),
+    }
+    others = {name: flat for name, flat in flat_options(Config).items() if name not in OWN_NAMES}
+    general = values_from(environment, others, _PREFIX)
+    specific = values_from(environment, others, f"{_PREFIX}{signal.upper()}_")
+    return Config.from_mapping({**general, **specific, **own})
 
 
 def _key_choice(signal: Signal, key: KeyChoice | None, *, is_given: bool) -> KeyChoice:

@@ -22,6 +22,7 @@ from kpl_core.background.process_end import NEEDS_SPARE_THREADS
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
+from kpl_integrations.logging_handler.options import LogSettings, producer_config
 from kpl_integrations.logging_handler.sender import SENDER_THREADS
 from tests.support.consumers import log_records, user_records
 from tests.support.running_program import environment
@@ -147,8 +148,12 @@ logging.config.dictConfig({"version": 1, "handlers": {"kinesis": handler}, "root
         ('"stream": "logs", "overflow": "wait"', "overflow is 'wait'; it must be one of 'drop_oldest'"),
         ('"stream": "logs", "max_queue": 5', "KinesisHandler has no option 'max_queue'; did you mean max_queue_bytes?"),
         (
-            '"stream": "logs", "config": {"region": "x"}',
-            "config is of type ConvertingDict; it must be a kpl_core.Config",
+            '"stream": "logs", "config": {"regoin": "x"}',
+            "ConfigError: there is no option 'regoin'; did you mean region?",
+        ),
+        (
+            '"stream": "logs", "config": 5',
+            "config is of type int; it must be a kpl_core.Config, a table of its options, or left out",
         ),
         # dictConfig hides every TypeError with the text 'stream'.
         ('"streem": "logs"', "KinesisHandler has no option 'streem'; did you mean stream?"),
@@ -386,6 +391,15 @@ def test_dict_config_takes_scalars_and_factories(kinesis):
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
 
 
+def test_the_options_of_the_producer_can_be_a_table_of_dict_config():
+    table = {"record_ttl_ms": 60_000, "region": "eu-west-1"}
+    config = producer_config(LogSettings(), table, is_shared=False)
+    assert config == Config(record_ttl_ms=60_000, region="eu-west-1")
+    KinesisHandler("logs", config=table).close()
+    with pytest.raises(ConfigError, match="there is no option 'record_ttl'; did you mean record_ttl_ms"):
+        KinesisHandler("logs", config={"record_ttl": 60_000})
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -398,7 +412,7 @@ def test_dict_config_takes_scalars_and_factories(kinesis):
         ({"close_timeout": -1}, "close_timeout is -1"),
         ({"close_timeout": math.inf}, "close_timeout is inf; it must be a finite number"),
         ({"max_queue_records": "100"}, "max_queue_records is '100'"),
-        ({"partition_key": None}, "partition_key is None; it must be 'random'"),
+        ({"partition_key": None}, "partition_key is of type NoneType; it must be a str or a function"),
     ],
 )
 def test_an_option_out_of_its_bounds_raises_an_error_that_names_it(options, words):

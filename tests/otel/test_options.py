@@ -47,6 +47,26 @@ def test_aggregation_is_an_option_of_the_producer(given, is_enabled):
     assert resolve_options("logs", {"stream": "a", **given}, {}).config.aggregation_enabled is is_enabled
 
 
+def test_every_option_of_the_producer_has_a_variable_for_all_signals_and_for_one():
+    environment = {
+        "KPL_OTEL_STREAM": "a",
+        "KPL_OTEL_RECORD_TTL_MS": "60000",
+        "KPL_OTEL_LOGS_RECORD_TTL_MS": "90000",
+        "KPL_OTEL_SPOOL": "/var/spool.db",
+        "KPL_OTEL_SPOOL_MAX_BYTES": "50000000",
+    }
+    config = resolve_options("logs", {}, environment).config
+    assert config.record_ttl_ms == 90_000
+    assert config.spool is not None
+    assert config.spool.max_bytes == 50_000_000
+    assert resolve_options("traces", {}, environment).config.record_ttl_ms == 60_000
+
+
+def test_a_wrong_variable_is_named():
+    with pytest.raises(ConfigError, match="KPL_OTEL_LOGS_TIMEOUT is 'soon'; it must be a number"):
+        resolve_options("logs", {"stream": "a"}, {"KPL_OTEL_LOGS_TIMEOUT": "soon"})
+
+
 def test_exports_are_divided_by_the_known_record_limit():
     given = {"stream": "a", "config": Config(max_record_size=10_485_760)}
     assert resolve_options("logs", given, {}).max_data_bytes == 10_485_760 - 1_024
@@ -57,9 +77,9 @@ REFUSED = [
     ({"stream": "a", "encoding": "zipkin"}, "encoding is 'zipkin'; it must be one of 'otlp_proto', 'otlp_json'"),
     ({"stream": "a", "partition_key": "trace_id"}, "for logs it must be one of random, resource, or a function"),
     ({"stream": "a", "compression": "lz4"}, "compression is 'lz4'; it must be one of 'none', 'gzip', 'zstd'"),
-    ({"stream": "a", "synchronous": "yes"}, "synchronous is 'yes'; it must be true or false (or KPL_OTEL_SYNCHRONOUS"),
-    ({"stream": "a", "timeout_millis": "soon"}, "timeout_millis is 'soon'; it must be a number above 0"),
-    ({"stream": "a", "max_buffer_bytes": 0}, "max_buffer_bytes is 0; it must be a number above 0"),
+    ({"stream": "a", "synchronous": "yes"}, "synchronous is 'yes'; it must be True or False"),
+    ({"stream": "a", "timeout_millis": "soon"}, "timeout_millis is 'soon'; it must be a number (milliseconds)"),
+    ({"stream": "a", "max_buffer_bytes": 0}, "max_buffer_bytes is 0; it must be above 0 (bytes)"),
 ]
 
 

@@ -27,6 +27,7 @@ from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_hangup, on_signal
 from kpl_integrations.cli.options import endpoint_of_environment
 from kpl_integrations.cli.terminal import (
+    LogFormat,
     log_format_of_environment,
     print_exceptions_as,
     print_failure,
