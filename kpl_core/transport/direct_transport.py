@@ -2,7 +2,7 @@
 
 aiobotocore and aiohttp take most of the time from the start of a program to its first record, 30 MB of memory, and a
 millisecond of CPU for each request. This transport takes credentials, region, proxies, the endpoint, the CA bundle and
-the user agent from botocore's session, and signs as botocore does. `resolved` returns None for a configuration that
+the user agent from botocore's session, and signs as botocore does. `resolved` returns the reason if a configuration
 asks for more. Then the transport over aiobotocore is used, see docs/decisions.
 """
 
@@ -87,43 +87,54 @@ class Resolved(msgspec.Struct, frozen=True):
     endpoint: Callable[[str, str | None], SplitResult]
 
 
-def resolved(config: Config, session_vars: SessionVars = None) -> Resolved | None:
-    """Return what the transport needs, or None if it needs botocore's client. Reads files; may ask for credentials.
+def resolved(config: Config, session_vars: SessionVars = None) -> Resolved | str:
+    """Return what the transport needs, or why it needs botocore's client. Reads files; may ask for credentials.
 
     `session_vars` replace botocore's table of the variables and files that a session reads.
     """
-    if config.wire_path == "stock" or config.botocore:
-        return None
+    if config.wire_path == "stock":
+        return "wire_path is 'stock'"
+    if config.botocore:
+        return "botocore has options"
     try:
         return _resolved(config, Session(session_vars))
-    except Exception:
+    except Exception as error:
         # If the configuration is invalid, botocore's client says why.
         _logger.debug("botocore's client is used, because its resolvers failed", exc_info=True)
-        return None
+        return f"AWS' configuration cannot be read ({type(error).__name__})"
 
 
-def _resolved(config: Config, session: Any) -> Resolved | None:  # noqa: ANN401 - botocore has no types
+def _resolved(config: Config, session: Any) -> Resolved | str:  # noqa: ANN401 - botocore has no types
     use_quick_loader(session)
     region = config.region or session.get_config_variable("region")
     validate_region_name(region)
-    is_configured = not _CLIENT_ENVIRONMENT.isdisjoint(os.environ) or not _CLIENT_SECTIONS.isdisjoint(
-        session.get_scoped_config()
-    )
-    if (
-        not region
-        or "fips" in region  # a pseudo-region, such as fips-us-east-1
-        or any(session.get_config_variable(name) for name in _CLIENT_VARIABLES)
-        or (is_configured and (config.endpoint_url is None or _SERVICE in session.get_scoped_config()))
-    ):
-        return None
+    if (reason := _asks_for_more(config, session, region)) is not None:
+        return reason
     endpoint = _endpoints(session, region) if config.endpoint_url is None else _given_endpoint(config.endpoint_url)
     url = endpoint("PutRecords", None)
     proxies = {} if is_loopback(config.endpoint_url) else get_environ_proxies(url.geturl())
     credentials = _credentials(config, session, region)
-    if proxies.get(url.scheme) or credentials is None:
-        return None
+    if proxies.get(url.scheme):
+        return "a proxy is configured"
+    if credentials is None:
+        return "no credentials are found"
     tls = _tls(config, session) if url.scheme == "https" else None
     return Resolved(credentials, region, user_agent(config, session), tls, endpoint)
+
+
+def _asks_for_more(config: Config, session: Any, region: str | None) -> str | None:  # noqa: ANN401 - as above
+    """Return what only botocore's client understands of a configuration."""
+    if not region:
+        return "no region is configured"
+    if "fips" in region:
+        return f"{region} is a pseudo-region"
+    if variables := [name for name in _CLIENT_VARIABLES if session.get_config_variable(name)]:
+        return f"AWS' configuration has {variables[0]}"
+    sections = session.get_scoped_config()
+    is_configured = not _CLIENT_ENVIRONMENT.isdisjoint(os.environ) or not _CLIENT_SECTIONS.isdisjoint(sections)
+    if is_configured and (config.endpoint_url is None or _SERVICE in sections):
+        return "AWS' configuration has endpoints or options of clients"
+    return None
 
 
 def _given_endpoint(url: str) -> Callable[[str, str | None], SplitResult]:

@@ -84,6 +84,19 @@ async def default_transport(
     return await run_in_daemon_thread(partial(_prepared, config, session, session_vars))
 
 
+def reason_for_botocore(config: Config) -> str | None:
+    """Return why a producer of this configuration uses botocore's client; None if it uses connections of its own.
+
+    It reads files, and may ask for credentials.
+    """
+    try:
+        from kpl_core.transport.direct_transport import resolved  # noqa: PLC0415 - 0.1 s
+    except ImportError:
+        return "this botocore has other internals"
+    found = resolved(config)
+    return found if isinstance(found, str) else None
+
+
 def import_transport(config: Config) -> None:
     """Import the modules of the configured transport."""
     # A botocore with other internals has a name less: then its client is used.
@@ -100,7 +113,7 @@ def _prepared(config: Config, session: "AioSession | None", session_vars: "Sessi
             from kpl_core.transport.direct_transport import DirectTransport, resolved  # noqa: PLC0415 - 0.1 s
 
             found = resolved(config, session_vars)
-            if found is not None:
+            if not isinstance(found, str):
                 return DirectTransport(config, found)
     from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport, new_session  # noqa: PLC0415 - 0.3 s
 

@@ -311,15 +311,29 @@ def top(
 
 
 @app.command()
-def doctor(stream: Stream, *, endpoint_url: EndpointUrl = None, region: Region = None, as_json: Json = False) -> None:
-    """Check what a producer needs to put into a stream, and say what to fix.
+def doctor(
+    stream: Stream,
+    *,
+    config: Annotated[Path | None, typer.Option(help="TOML file of a gateway's settings, as for `kpl serve`.")] = None,
+    put: Annotated[bool, typer.Option("--put", help="Write one record, to check that permission too.")] = False,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    as_json: Json = False,
+) -> None:
+    """Check what a producer or a gateway needs to put into a stream, and say what to fix.
 
-    It checks configuration, credentials, connection, the stream and its shards, the permission to list them,
-    this machine's clock and its limit of open files. It writes nothing. The status is 3 if a check fails.
+    It reads the same configuration as a gateway, from --config and KPL_INGEST_ variables, or else as a producer, from
+    KPL_ variables. It checks credentials, connection, the stream and its shards, permissions, this machine's clock and
+    its limit of open files; the disks of the spool and the dead letters, the coordination store, the tenants file and
+    the certificate; and it says which transport is used and why. It writes nothing without --put. The status is 3 if a
+    check fails.
     """
     from kpl_integrations.cli.doctor import DoctorCommand  # noqa: PLC0415
 
-    run(DoctorCommand(stream, endpoint_url=endpoint_url, region=region, as_json=as_json).run)
+    command = DoctorCommand(
+        stream, endpoint_url=endpoint_url, region=region, as_json=as_json, config_file=config, puts=put
+    )
+    run(command.run)
 
 
 @app.command()

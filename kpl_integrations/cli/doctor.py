@@ -4,28 +4,24 @@ Limits are those of the Kinesis Data Streams developer guide, "Quotas and limits
 """
 
 import os
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
-import msgspec
 from botocore.exceptions import ClientError
 from rich.table import Table
 from rich.text import Text
 
-from kpl_core import COMPILED, ConfigError
-from kpl_core.options.config import WirePath
+from kpl_core import COMPILED, Config
 from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice, require_named
+from kpl_integrations.cli.doctor_parts import Check, FoundConfiguration, Status, check_parts, find_configuration
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
+from kpl_integrations.cli.options import endpoint_of_environment
 from kpl_integrations.cli.terminal import print_json, results
-
-Status = Literal["ok", "warning", "failed", "skipped"]
 
 # AWS rejects signatures with a clock difference of five minutes.
 _CLOCK_FAILED_SECONDS: Final = 300
@@ -33,28 +29,27 @@ _CLOCK_WARNING_SECONDS: Final = 30
 # Enough for the connections of a producer, the event loop, logs and the application.
 _FEW_OPEN_FILES: Final = 256
 _RECORDS_PER_SHARD: Final = 1_000
+_DATA: Final = b"kpl doctor"
 _STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 _NAMES: Final = (
     "configuration",
+    "settings",
     "credentials",
     "connection",
     "stream",
     "shards",
     "list shards",
+    "put",
     "clock",
     "open files",
     "hot path",
-    "wire path",
+    "transport",
+    "spool",
+    "dead letters",
+    "coordination",
 )
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The result of one check: `found` describes it, `fix` says what to do (empty if there is nothing to do)."""
-
-    name: str
-    status: Status
-    found: str
-    fix: str = ""
+# Of a gateway only.
+_GATEWAY_NAMES: Final = ("tenants file", "certificate")
 
 
 @dataclass
@@ -65,23 +60,27 @@ class DoctorCommand:
     endpoint_url: str | None
     region: str | None
     as_json: bool
+    config_file: Path | None = None
+    puts: bool = False
     _checks: list[Check] = field(init=False, default_factory=list)
     _current: str = field(init=False, default="configuration")
+    # The producer's options with the region and the endpoint of the connection, once they are known.
+    _producer: Config | None = field(init=False, default=None)
 
     async def run(self) -> ExitCode:
         """Run all checks; the status is 3 if one failed."""
+        found = self._find_configuration()
         try:
-            await self._check_service()
+            await self._check_service(Config() if found is None else found.config)
         except CommandFailure as failure:
-            found, _, fix = str(failure).partition("; ")
-            self._checks.append(Check(self._current, "failed", found, fix))
+            self._failed(self._current, failure)
         self._checks.append(check_open_files(_open_files_limit()))
         self._checks.append(check_hot_path(os.environ, is_compiled=COMPILED, direct_url=_direct_url()))
-        self._checks.append(check_wire_path(os.environ, has_cbor=find_spec("cbor2") is not None))
+        if found is not None:
+            self._checks += await check_parts(found, self._producer)
         known = {check.name: check for check in self._checks}
-        checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in _NAMES]
-        certificate = check_certificate(os.environ, time.time())
-        checks += [] if certificate is None else [certificate]
+        names = _NAMES if found is None or found.settings is None else _NAMES + _GATEWAY_NAMES
+        checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in names]
         is_ok = all(check.status != "failed" for check in checks)
         if self.as_json:
             print_json({"ok": is_ok, "stream": self.stream, "checks": checks})
@@ -89,11 +88,29 @@ class DoctorCommand:
             self._print(checks)
         return ExitCode.DONE if is_ok else ExitCode.UNUSABLE
 
-    async def _check_service(self) -> None:
+    def _find_configuration(self) -> FoundConfiguration | None:
+        try:
+            found = find_configuration(self.config_file)
+        except CommandFailure as failure:
+            self._failed("settings", failure)
+            return None
+        self._checks.append(Check("settings", "ok", found.source))
+        return found
+
+    def _failed(self, name: str, failure: CommandFailure) -> None:
+        found, _, fix = str(failure).partition("; ")
+        self._checks.append(Check(name, "failed", found, fix))
+
+    async def _check_service(self, config: Config) -> None:
         """Check until something is missing that the next check needs; `_current` is then the check that fails."""
         require_named(self.stream)
-        connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
-        self._checks.append(check_region(connection.place, os.environ, is_given=self.region is not None))
+        region, endpoint_url = self.region or config.region, self.endpoint_url
+        if config.endpoint_url is not None and endpoint_url in {None, endpoint_of_environment()}:
+            # The environment of any AWS client comes after the configuration.
+            endpoint_url = config.endpoint_url
+        connection = await Connection.resolved(self.stream, region=region, endpoint_url=endpoint_url)
+        self._producer = replace(config, region=connection.region, endpoint_url=connection.endpoint_url)
+        self._checks.append(check_region(connection.place, os.environ, is_given=region is not None))
         self._current = "credentials"
         credentials = await connection.session.get_credentials()
         if credentials is None:
@@ -123,6 +140,12 @@ class DoctorCommand:
             self._current = "list shards"
             listed = await client.list_shards(**connection.stream_argument)
             self._checks.append(Check("list shards", "ok", f"allowed, {len(listed['Shards']):,} on the first page"))
+            if not self.puts:
+                self._checks.append(Check("put", "skipped", "it would write a record; --put does"))
+                return
+            self._current = "put"
+            await client.put_record(**connection.stream_argument, Data=_DATA, PartitionKey="kpl doctor")
+            self._checks.append(Check("put", "ok", f"allowed, one record of {len(_DATA)} bytes written"))
 
     def _answered(self, connection: Connection, answer: Any) -> None:  # noqa: ANN401 - the service's answer
         self._checks.append(Check("connection", "ok", f"{connection.place} answers"))
@@ -178,42 +201,6 @@ def check_region(place: str, environment: Mapping[str, str], *, is_given: bool) 
         fix = "set it to a region, such as eu-west-1, or unset it"
         return Check("configuration", "failed", f"{place}; AWS_DEFAULT_REGION is empty", fix)
     return Check("configuration", "ok", place)
-
-
-def check_wire_path(environment: Mapping[str, str], *, has_cbor: bool) -> Check:
-    """Say how producers and gateways with this environment encode their requests."""
-    # A gateway refuses spaces around the value, a producer ignores them.
-    producers, gateways = environment.get("KPL_WIRE_PATH", "").strip(), environment.get("KPL_INGEST_WIRE_PATH", "")
-    values = {"KPL_WIRE_PATH": producers, "KPL_INGEST_WIRE_PATH": gateways}
-    given = {name: value for name, value in values.items() if value}
-    found = ", ".join(f"{name}={value}" for name, value in given.items())
-    if wrong := [name for name, value in given.items() if value not in get_args(WirePath)]:
-        return Check("wire path", "failed", found, f"set {' and '.join(wrong)} to {', '.join(get_args(WirePath))}")
-    if not has_cbor and "=cbor" in found:
-        return Check("wire path", "failed", found, "CBOR needs cbor2: pip install 'kpl-integrations[cbor]'")
-    return Check("wire path", "ok", found or "JSON, by the producer's own encoder")
-
-
-def check_certificate(environment: Mapping[str, str], now: float) -> Check | None:
-    """Check the TLS files of a gateway with this environment, if it names any; `now` is in seconds since 1970."""
-    files = [environment.get(f"KPL_INGEST_TLS_{name}", "") for name in ("CERTIFICATE", "KEY")]
-    if not all(files):
-        return None
-    try:
-        # Importing the gateway takes 0.3 s, and it is an extra.
-        from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text  # noqa: PLC0415
-    except ImportError as error:
-        return Check("certificate", "failed", f"{error.name} is missing", "pip install 'kpl-integrations[ingest]'")
-    try:
-        validity = ServerCertificate(Path(files[0]), Path(files[1])).validity
-    except ConfigError as error:
-        found, _, fix = str(error).partition("; ")
-        return Check("certificate", "failed", found, fix)
-    problem = validity.problem(now)
-    if problem is None:
-        return Check("certificate", "ok", f"valid until {instant_text(validity.not_after)}")
-    status: Status = "failed" if now >= validity.not_after or now < validity.not_before else "warning"
-    return Check("certificate", status, problem, "replace both files; a running gateway reads them again by itself")
 
 
 def check_clock(answered: str | None, now: datetime) -> Check:

@@ -65,7 +65,7 @@ def transport_of(wire: str, settings: Config) -> KinesisTransport:
     if not wire.startswith("direct"):
         return AiobotocoreTransport(settings)
     found = resolved(settings)
-    assert found is not None
+    assert not isinstance(found, str)
     return DirectTransport(settings, found)
 
 

@@ -59,7 +59,7 @@ async def test_it_is_used_unless_a_session_is_given():
         ({}, {"wire_path": "stock"}),
         ({}, {"botocore": {"user_agent_extra": "mine"}}),
         ({}, {"aws_access_key_id": "only the key"}),
-        ({}, {"region": "no region at all"}),
+        ({"AWS_DEFAULT_REGION": "no region at all"}, {}),
         ({}, {"region": "fips-us-east-1"}),
         ({"REQUESTS_CA_BUNDLE": "/no/such/bundle.pem"}, {}),
         ({}, {"verify_ssl": "/no/such/bundle.pem"}),
@@ -77,15 +77,16 @@ def test_botocores_client_is_used_for_what_only_it_understands(environment, opti
     # Else it comes before REQUESTS_CA_BUNDLE.
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
     monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
-    assert resolved(Config()) is not None
+    assert not isinstance(resolved(Config()), str)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert resolved(Config(**options)) is None
+    assert isinstance(resolved(Config(**options)), str)
 
 
-def test_why_the_resolvers_failed_is_logged_with_the_traceback(caplog):
+def test_why_the_resolvers_failed_is_logged_with_the_traceback(caplog, monkeypatch):
     caplog.set_level("DEBUG", logger="kpl_core")
-    assert resolved(Config(region="no region at all")) is None
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "no region at all")
+    assert resolved(Config()) == "AWS' configuration cannot be read (InvalidRegionError)"
     (record,) = [record for record in caplog.records if "its resolvers failed" in record.message]
     assert record.exc_info is not None
     assert "no region at all" in str(record.exc_info[1])
@@ -96,20 +97,20 @@ def test_a_profile_with_settings_of_the_client_is_left_to_it(monkeypatch, tmp_pa
     monkeypatch.setenv("AWS_CONFIG_FILE", str(profiles))
     for line in ("endpoint_url = http://127.0.0.1:1", "services = mine", "kinesis =\n  signature_version = v4"):
         profiles.write_text(f"[default]\n{line}\n")
-        assert resolved(Config()) is None
+        assert resolved(Config()) == "AWS' configuration has endpoints or options of clients"
     profiles.write_text("[default]\nregion = eu-west-1\n")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     found = resolved(Config())
-    assert found is not None
+    assert not isinstance(found, str)
     assert found.region == "eu-west-1"
 
 
 def test_a_proxy_does_not_count_for_an_address_of_this_machine(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    assert resolved(config("http://127.0.0.1:4567")) is not None
-    assert resolved(config("http://kinesis.example")) is None
+    assert not isinstance(resolved(config("http://127.0.0.1:4567")), str)
+    assert resolved(config("http://kinesis.example")) == "a proxy is configured"
     monkeypatch.setenv("no_proxy", "kinesis.example")
-    assert resolved(config("http://kinesis.example")) is not None
+    assert not isinstance(resolved(config("http://kinesis.example")), str)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_proxy_does_not_count_for_an_address_of_this_machine(monkeypatch):
 )
 def test_the_endpoint_is_the_one_of_botocores_rules(region, operation, account, host):
     found = resolved(Config(region=region))
-    assert found is not None
+    assert not isinstance(found, str)
     arn = account and f"arn:aws:kinesis:{region}:{account}:stream/s"
     assert found.endpoint(operation, arn).geturl() == f"https://{host}"
 
@@ -168,7 +169,7 @@ async def talking_to(
     port = listening.sockets[0].getsockname()[1]
     settings = config(f"http{'s' if tls else ''}://127.0.0.1:{port}/path", **options)
     found = resolved(settings)
-    assert found is not None
+    assert not isinstance(found, str)
     transport = DirectTransport(settings, change(found))
     async with listening, transport.open():
         yield transport

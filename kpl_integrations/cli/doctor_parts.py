@@ -1,0 +1,180 @@
+"""The parts of a configuration that `kpl doctor` checks on this machine: files, store, certificate, tenants, transport.
+
+The configuration is that of a gateway if a file or a KPL_INGEST_ variable sets one, else that of a producer from
+KPL_ variables. Nothing is changed, and no file is created.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import anyio
+import msgspec
+
+from kpl_core import Config, ConfigError
+from kpl_core.coordination import StoreFailed
+from kpl_core.coordination.stores import open_store
+from kpl_core.options.reliability import SpoolOptions
+from kpl_core.transport.transport import reason_for_botocore
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
+
+if TYPE_CHECKING:
+    from kpl_integrations.ingest import IngestSettings
+
+Status = Literal["ok", "warning", "failed", "skipped"]
+# An object that no worker writes: reading it shows that the store answers and allows it.
+_PROBE: Final = "kpl-doctor"
+# A spool's file takes up to so many times its bytes, and the WAL beside it so many bytes.
+_FILE_SHARE: Final = 1.3
+_WAL_BYTES: Final = 64 << 20
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of one check: `found` describes it, `fix` says what to do (empty if there is nothing to do)."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+
+class FoundConfiguration(NamedTuple):
+    """The options of a producer, the settings of its gateway if there is one, and where they come from."""
+
+    config: Config
+    settings: "IngestSettings | None"
+    source: str
+
+
+def find_configuration(file: Path | None, environment: Mapping[str, str] = os.environ) -> FoundConfiguration:
+    """Return the configuration that a gateway, or else a producer, would have here.
+
+    Raises:
+        CommandFailure: it is invalid, or the gateway's package is not installed.
+    """
+    try:
+        if file is None and not any(name.upper().startswith("KPL_INGEST_") for name in environment):
+            return FoundConfiguration(Config.from_env(environment), None, "a producer's, from KPL_ variables")
+        # Importing the gateway takes 0.3 s, and it is an extra.
+        from kpl_integrations.ingest.settings_sources import find_settings  # noqa: PLC0415
+
+        settings = find_settings({}, file=file, environment=environment).settings
+    except ConfigError as error:
+        raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed; pip install 'kpl-integrations[cli,ingest]'"
+        raise CommandFailure(message) from error
+    source = "KPL_INGEST_ variables" if file is None else f"{file} and KPL_INGEST_ variables"
+    return FoundConfiguration(settings.producer, settings, f"a gateway's, from {source}")
+
+
+async def check_parts(found: FoundConfiguration, producer: Config | None) -> list[Check]:
+    """Check every part that the configuration names. `producer` has the region and endpoint, if they are known."""
+    config, settings, _ = found
+    checks = [*check_files(config), await check_coordination(config)]
+    if producer is not None:
+        # It may ask for credentials.
+        checks.append(await anyio.to_thread.run_sync(check_transport, producer))
+    if settings is not None:
+        checks.append(check_tenants(settings.tenants))
+        checks.append(check_certificate(settings.tls_certificate, settings.tls_key, time.time()))
+    return checks
+
+
+def check_files(config: Config) -> Iterator[Check]:
+    """Check the disks of the spool and of the dead letters."""
+    if config.spool is None:
+        yield Check("spool", "ok", "none is configured")
+    else:
+        yield _check_disk("spool", config.spool)
+    letters = config.dead_letters
+    if letters is None or letters.path is None:
+        kept = config.spool is not None and letters is not None
+        yield Check("dead letters", "ok", "in the spool's file" if kept else "no file is configured")
+    else:
+        yield _check_disk("dead letters", SpoolOptions(path=letters.path, max_dead_letter_bytes=letters.max_bytes))
+
+
+def _check_disk(name: str, options: SpoolOptions) -> Check:
+    file, folder = options.file, options.file.absolute().parent
+    if not folder.is_dir():
+        return Check(name, "failed", f"{folder} is no folder", "create it, for the user of the producer")
+    wanted = os.R_OK | os.W_OK
+    if not os.access(folder, wanted | os.X_OK) or (file.exists() and not os.access(file, wanted)):
+        return Check(name, "failed", f"this user may not write {file}", f"let this user write {file} and {folder}")
+    free, used = shutil.disk_usage(folder).free, file.stat().st_size if file.exists() else 0
+    needed = int((options.max_bytes + options.max_dead_letter_bytes) * _FILE_SHARE) + _WAL_BYTES - used
+    shown = f"{file} may grow by {max(0, needed) / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
+    if free < needed:
+        return Check(name, "warning", shown, "give it a larger disk, or lower its max_bytes")
+    return Check(name, "ok", shown)
+
+
+async def check_coordination(config: Config) -> Check:
+    """Check that the store answers."""
+    options = config.coordination
+    if options is None:
+        return Check("coordination", "ok", "none is configured")
+    try:
+        with anyio.fail_after(options.store_timeout_seconds + 1.0):
+            store = await open_store(options.store)
+            try:
+                await store.read(_PROBE)
+            finally:
+                await store.aclose()
+    except (StoreFailed, ConfigError, TimeoutError, OSError) as error:
+        reason = "it does not answer in time" if isinstance(error, TimeoutError) else str(error)
+        fix = "check its URL, the network and the permission; producers use their first share meanwhile"
+        return Check("coordination", "failed", f"{options.shown_store}: {reason}", fix)
+    return Check("coordination", "ok", f"{options.shown_store} answers")
+
+
+def check_transport(config: Config, *, has_cbor: bool | None = None) -> Check:
+    """Say which transport a producer of this configuration uses, and why."""
+    if config.wire_path == "cbor" and not (find_spec("cbor2") is not None if has_cbor is None else has_cbor):
+        fix = "CBOR needs cbor2: pip install 'kpl-integrations[cbor]'"
+        return Check("transport", "failed", "wire_path is 'cbor', and cbor2 is not installed", fix)
+    encoding = {"fast": "JSON by the producer's encoder", "cbor": "CBOR", "stock": "JSON by botocore"}[config.wire_path]
+    reason = reason_for_botocore(config)
+    if reason is None:
+        return Check("transport", "ok", f"the producer's own connections, {encoding}")
+    return Check("transport", "ok", f"botocore's client, because {reason}; {encoding}")
+
+
+def check_tenants(file: Path | None) -> Check:
+    """Check the tenants file and the secrets that it names."""
+    from kpl_integrations.ingest.tenants import FileTenants  # noqa: PLC0415 - as `find_configuration`
+
+    if file is None:
+        return Check("tenants file", "warning", "none is configured", "name one; without it only --local starts")
+    try:
+        tenants = FileTenants(file)
+    except ConfigError as error:
+        return _failed("tenants file", str(error))
+    return Check("tenants file", "ok", f"{file} has {len([*tenants.tenants()]):,} tenants")
+
+
+def check_certificate(certificate: Path | None, key: Path | None, now: float) -> Check:
+    """Check the pair of TLS files and until when it is valid, at an instant in seconds since 1970."""
+    from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text  # noqa: PLC0415 - as above
+
+    if certificate is None or key is None:
+        return Check("certificate", "ok", "none is configured")
+    try:
+        validity = ServerCertificate(certificate, key).validity
+    except ConfigError as error:
+        return _failed("certificate", str(error))
+    problem = validity.problem(now)
+    if problem is None:
+        return Check("certificate", "ok", f"valid until {instant_text(validity.not_after)}")
+    status: Status = "failed" if now >= validity.not_after or now < validity.not_before else "warning"
+    return Check("certificate", status, problem, "replace both files; a running gateway reads them again by itself")
+
+
+def _failed(name: str, sentence: str) -> Check:
+    found, _, fix = sentence.rpartition("; ")
+    return Check(name, "failed", found or sentence, fix or "correct it")

@@ -1,0 +1,149 @@
+"""`kpl doctor` reads the configuration of a gateway or a producer and checks each of its parts."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kpl_core import Config, CoordinationOptions
+from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
+from kpl_core.testing import ErrorAnswer, When
+from kpl_integrations.cli.doctor_parts import (
+    Check,
+    check_certificate,
+    check_coordination,
+    check_files,
+    check_tenants,
+    check_transport,
+    find_configuration,
+)
+from kpl_integrations.cli.exit_code import CommandFailure
+from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
+
+MIB = 1024 * 1024
+
+
+def of_files(config: Config) -> dict[str, Check]:
+    return {check.name: check for check in check_files(config)}
+
+
+def test_the_disk_of_a_spool_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "spool.db"
+    small = SpoolOptions(path=path, max_bytes=MIB, max_dead_letter_bytes=MIB)
+    found = of_files(Config(spool=small, dead_letters=DeadLetterOptions()))
+    assert (found["spool"].status, found["dead letters"].found) == ("ok", "in the spool's file")
+    assert not path.exists()
+    large = of_files(Config(spool=SpoolOptions(path=path, max_bytes=1 << 44)))["spool"]
+    assert (large.status, large.fix) == ("warning", "give it a larger disk, or lower its max_bytes")
+    missing = of_files(Config(dead_letters=DeadLetterOptions(path=tmp_path / "none" / "letters.db")))
+    assert (missing["spool"].found, missing["dead letters"].status) == ("none is configured", "failed")
+    assert "is no folder" in missing["dead letters"].found
+
+
+def test_a_spool_that_this_user_may_not_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may write everything.
+    monkeypatch.setattr("os.access", lambda *_: False)
+    found = of_files(Config(spool=SpoolOptions(path=tmp_path / "spool.db")))["spool"]
+    assert (found.status, "may not write" in found.found) == ("failed", True)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("store", "status", "words"),
+    [
+        ("memory://doctor", "ok", "memory://doctor answers"),
+        ("redis://:hunter2@127.0.0.1:9/0", "failed", "redis://***@127.0.0.1:9/0"),
+    ],
+)
+async def test_the_coordination_store_is_asked(store: str, status: str, words: str) -> None:
+    pytest.importorskip("redis")
+    found = await check_coordination(Config(coordination=CoordinationOptions(store=store)))
+    assert (found.status, words in found.found) == (status, True)
+    assert "hunter2" not in f"{found}"
+    assert bool(found.fix) is (status == "failed")
+
+
+TRANSPORTS: list[tuple[dict[str, Any], str]] = [
+    ({"wire_path": "cbor"}, "the producer's own connections, CBOR"),
+    ({}, "the producer's own connections, JSON by the producer's encoder"),
+    ({"wire_path": "stock"}, "botocore's client, because wire_path is 'stock'; JSON by botocore"),
+    ({"botocore": {"user_agent_extra": "x"}}, "botocore's client, because botocore has options; JSON"),
+    ({"region": "fips-us-east-1"}, "botocore's client, because fips-us-east-1 is a pseudo-region; JSON"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), TRANSPORTS)
+def test_the_transport_is_named_with_the_reason(options: dict[str, Any], words: str) -> None:
+    found = check_transport(
+        Config(**{"region": "us-east-1", "endpoint_url": "http://127.0.0.1:1", **options}), has_cbor=True
+    )
+    assert (found.status, found.found.startswith(words)) == ("ok", True), found
+
+
+def test_cbor_without_its_package_fails() -> None:
+    found = check_transport(Config(wire_path="cbor"), has_cbor=False)
+    assert (found.status, found.fix) == ("failed", "CBOR needs cbor2: pip install 'kpl-integrations[cbor]'")
+
+
+def test_the_tenants_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text('[[tenant]]\nid = "a"\nwieght = 1')
+    broken = check_tenants(file)
+    assert (broken.status, broken.fix) == ("failed", "did you mean weight?")
+    file.write_text("[unknown]\n")
+    assert check_tenants(file).status == "ok"
+    assert check_tenants(None).status == "warning"
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("days", "status", "words"),
+    [((-9, -1), "failed", "expired at"), ((-90, 1), "warning", "expires at"), ((-1, 90), "ok", "valid until")],
+)
+def test_a_certificate_that_has_expired_fails(tmp_path: Path, days: tuple[int, int], status: str, words: str) -> None:
+    certificate, key = certificate_pair(tmp_path, "c", *map(days_from_now, days))
+    found = check_certificate(certificate, key, time.time())
+    assert (found.status, words in found.found) == (status, True)
+    key.write_text("hello")
+    assert check_certificate(certificate, key, time.time()).status == "failed"
+    assert check_certificate(None, None, time.time()).status == "ok"
+
+
+def test_the_configuration_is_a_gateways_if_something_of_one_is_set(tmp_path: Path) -> None:
+    producer = find_configuration(None, {"KPL_RECORD_TTL_MS": "5000"})
+    assert (producer.config.record_ttl_ms, producer.settings) == (5_000, None)
+    gateway = find_configuration(None, {"KPL_INGEST_RECORD_TTL_MS": "6000", "KPL_RECORD_TTL_MS": "5000"})
+    assert (gateway.config.record_ttl_ms, gateway.settings is not None) == (6_000, True)
+    file = tmp_path / "gateway.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(CommandFailure, match=r"gateway\.toml:1: prot is no setting of the gateway; did you mean port"):
+        find_configuration(file, {})
+
+
+def test_the_command_checks_a_gateway_by_its_file(kpl, stream, tmp_path):
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f'spool = "{tmp_path}/spool.db"\nspool_max_bytes = 2_000_000\nspool_max_dead_letter_bytes = 2_000_000\n'
+    )
+    status, out, _ = kpl("doctor", *stream.address, "--config", str(file), "--json")
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert (status, found["settings"]["found"]) == (0, f"a gateway's, from {file} and KPL_INGEST_ variables")
+    assert [found[name]["status"] for name in ("spool", "certificate", "tenants file")] == ["ok", "ok", "warning"]
+    file.write_text("prot = 1")
+    status, out, _ = kpl("doctor", *stream.address, "--config", str(file), "--json")
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert (status, found["settings"]["status"], found["stream"]["status"]) == (3, "failed", "ok")
+    assert found["settings"]["fix"] == "did you mean port?"
+
+
+def test_the_permission_to_put_is_checked_on_request(kpl, stream):
+    status, out, _ = kpl("doctor", *stream.address, "--put", "--json")
+    assert (status, "one record of 10 bytes written" in out) == (0, True)
+    with stream.fault(ErrorAnswer("AccessDeniedException"), When(operation="PutRecord")):
+        status, out, _ = kpl("doctor", *stream.address, "--put", "--json")
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert (status, found["put"]["status"], found["list shards"]["status"]) == (3, "failed", "ok")
+    assert found["put"]["fix"] == "allow it in the IAM policy of these credentials"
