@@ -8,6 +8,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -20,12 +21,19 @@ from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, Spool
 from kpl_integrations.cli.app import app
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.openapi import openapi_document
-from kpl_integrations.ingest.settings import PRODUCER_DEFAULTS, SPOOL_DEFAULTS
-from kpl_integrations.ingest.settings_sources import gateway_options
+from kpl_integrations.ingest.settings import PRODUCER_DEFAULTS, SPOOL_DEFAULTS, IngestSettings
+from kpl_integrations.ingest.settings_sources import NOT_IN_GATEWAY, gateway_options, producer_name
+from kpl_integrations.logging_handler.options import LogSettings
 from kpl_integrations.metrics.catalogue import METRICS
+from kpl_integrations.otel.options import OWN_NAMES, ExporterSettings, variable_suffix
 
 __all__ = ["GENERATED", "on_page_markdown"]
 
+# The parameters of `kpl serve` that have another name than their setting.
+_FLAG_NAMES = {"allow_host": "allowed_hosts"}
+_ONLY_GATEWAY = "- (of a server)"
+_ONLY_HANDLER = "- (of log records)"
+_ONLY_TELEMETRY = "- (of telemetry)"
 _MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 _CODE = re.compile(r"`[^`]*`")
@@ -133,6 +141,68 @@ def settings() -> str:
     return _table(("setting", *_OPTION_HEAD[1:]), rows)
 
 
+def serve_parameters() -> list[Any]:
+    """Return the parameters of `kpl serve`, as typer has them."""
+    return dict(_commands(typer.main.get_command(app), "kpl"))["kpl serve"].params
+
+
+def serve_flags() -> dict[str, str]:
+    """Return the settings that have an option of `kpl serve`, with that option."""
+    flags = {str(parameter.name): parameter.opts[0] for parameter in serve_parameters()}
+    found = {_FLAG_NAMES.get(name, name): flag for name, flag in flags.items()}
+    return {name: flag for name, flag in found.items() if name in gateway_options()}
+
+
+def _flag_cell(setting: str, flags: dict[str, str]) -> str:
+    option = gateway_options()[setting]
+    if option.is_mapping:
+        return "- (a table)"
+    # Other users can read a command line.
+    return f"`{flags[setting]}`" if setting in flags else f"`--set {setting}{'_file' if option.option.secret else ''}`"
+
+
+def _gateway_cells(setting: str, flags: dict[str, str]) -> tuple[str, str]:
+    """Return the variable of a setting, and its option of `kpl serve`."""
+    is_table = gateway_options()[setting].is_mapping
+    variable = f"- (a table of the file: `[{setting}.NAME]`)" if is_table else f"`KPL_INGEST_{setting.upper()}`"
+    return variable, _flag_cell(setting, flags)
+
+
+def _place_rows() -> Iterator[tuple[str, ...]]:
+    flags, own_names = serve_flags(), {name: otel for name, otel in OWN_NAMES.items() if name != otel}
+    settings_by_option = {producer_name(setting): setting for setting in gateway_options()}
+    handler, telemetry = described(LogSettings), described(ExporterSettings)
+    for name, flat in flat_options(Config).items():
+        place = f"`{flat.group}.{flat.member}`" if flat.group and flat.member else f"`{name}`"
+        variable = f"`KPL_{name.upper()}`" if flat.has_variable else "- (a table)"
+        if name in NOT_IN_GATEWAY:
+            of_gateway = (f"- ({NOT_IN_GATEWAY[name]})", "- (as the gateway)")
+        else:
+            of_gateway = _gateway_cells(settings_by_option[name], flags)
+        in_handler = f"`{name}`" if name in handler else f'`config["{name}"]`'
+        if name in OWN_NAMES:
+            in_telemetry = f"`KPL_OTEL_{variable_suffix(own_names.get(name, name))}`"
+        else:
+            in_telemetry = f"`KPL_OTEL_{name.upper()}`" if flat.has_variable else "- (a table: pass `config`)"
+        yield place, variable, *of_gateway, in_handler, in_telemetry
+    for name in described(IngestSettings):
+        yield f"`{name}`", *(_ONLY_GATEWAY,), *_gateway_cells(name, flags), _ONLY_GATEWAY, _ONLY_GATEWAY
+    for name in handler:
+        if name not in flat_options(Config):
+            in_telemetry = "`KPL_OTEL_PARTITION_KEY`" if name == "partition_key" else _ONLY_HANDLER
+            yield f"`{name}`", _ONLY_HANDLER, _ONLY_HANDLER, _ONLY_HANDLER, f"`{name}`", in_telemetry
+    for name in telemetry:
+        if name not in OWN_NAMES.values():
+            variable = f"`KPL_OTEL_{variable_suffix(name)}`"
+            yield f"`{name}`", _ONLY_TELEMETRY, _ONLY_TELEMETRY, _ONLY_TELEMETRY, _ONLY_TELEMETRY, variable
+
+
+def places() -> str:
+    """Return where each option can be set, and the reason for each place where it cannot."""
+    head = ("option", "producer", "gateway", "`kpl serve`", "log handler", "OpenTelemetry")
+    return _table(head, _place_rows())
+
+
 def metrics() -> str:
     """Return the table of all metrics."""
     rows = (
@@ -194,6 +264,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "settings": settings,
     "options": options,
     "producer": producer,
+    "places": places,
     "metrics": metrics,
     "commands": commands,
     "routes": routes,

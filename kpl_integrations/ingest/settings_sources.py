@@ -152,6 +152,12 @@ def _flags(
     if twice := [name for name in assigned if given.get(name) is not None]:
         message = f"--set {twice[0]} and --{twice[0].replace('_', '-')} are both set; give one of them"
         raise ConfigError(message)
+    if secrets := [name for name, text in assigned.items() if _holds_secret(name, text, options)]:
+        message = (
+            f"--set {secrets[0]} is a secret, and other users can read a command line; name the variable that has it "
+            f"with --set {secrets[0]}_env=NAME, or its file with --set {secrets[0]}_file=PATH"
+        )
+        raise ConfigError(message)
     flags = {f"--{name.replace('_', '-')}": (name, value) for name, value in given.items()}
     return _given({**flags, **{f"--set {name}": (name, text) for name, text in assigned.items()}}, options)
 
@@ -214,7 +220,7 @@ def _of_file(path: Path, options: Mapping[str, DescribedOption]) -> dict[str, Se
         place = f"{path}:{lines.get((name,), lines.get((name, ''), 1))}"
         _require_known(name, options, f"{place}: {name}")
         option = options[name]
-        if option.option.secret and _is_secret(name, value):
+        if _holds_secret(name, value, options):
             message = (
                 f"{place}: {name} is a secret, which a configuration file must not hold; name the variable that has it "
                 f"with {name}_env, or its file with {name}_file"
@@ -229,7 +235,10 @@ def _of_file(path: Path, options: Mapping[str, DescribedOption]) -> dict[str, Se
     return found
 
 
-def _is_secret(name: str, value: object) -> bool:
+def _holds_secret(name: str, value: object, options: Mapping[str, DescribedOption]) -> bool:
+    """Return True for a secret, except for the URL of a store that has no password."""
+    if name not in options or not options[name].option.secret:
+        return False
     return name != "coordination" or not isinstance(value, str) or without_secrets(value) != value
 
 

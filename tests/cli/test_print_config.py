@@ -67,6 +67,7 @@ FAULTS = [
     (("--set", "prot=1"), "", "--set prot is no setting of the gateway; did you mean port?"),
     (("--set", "port=x"), "", "--set port is 'x'; it must be a whole number"),
     (("--set", "port=1", "--port", "2"), "", "--set port and --port are both set; give one of them"),
+    (("--set", "admin_key=open sesame, please"), "", "--set admin_key is a secret, and other users can read a command"),
     (("--port", "70000"), "", "--port is 70000; it must be between 0 and 65,535"),
     (
         ("--config", "FILE"),
@@ -86,3 +87,4 @@ def test_a_wrong_setting_ends_with_status_2_and_one_sentence(kpl, tmp_path: Path
     assert outcome.status == 2
     assert words.replace("FILE", str(file)) in outcome.err
     assert outcome.err.count("\n") == 1
+    assert "sesame" not in outcome.err
