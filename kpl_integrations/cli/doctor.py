@@ -99,7 +99,7 @@ class DoctorCommand:
 
     def _failed(self, name: str, failure: CommandFailure) -> None:
         found, _, fix = str(failure).partition("; ")
-        self._checks.append(Check(name, "failed", found, fix))
+        self._checks.append(Check(name, "failed", found, fix or "correct it"))
 
     async def _check_service(self, config: Config) -> None:
         """Check until something is missing that the next check needs; `_current` is then the check that fails."""

@@ -16,7 +16,7 @@ from kpl_core.options.coordination_options import without_secrets
 from kpl_core.options.environment import value_of
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.option import DescribedOption, Option, described
-from kpl_core.options.validation import did_you_mean
+from kpl_core.options.validation import did_you_mean, nearest
 from kpl_integrations.ingest.settings import PRODUCER_DEFAULTS, SPOOL_DEFAULTS, IngestSettings
 from kpl_integrations.ingest.tenants.credentials import Secret
 from kpl_integrations.ingest.tenants.tenants_file import SecretReference, read_checked, require_not_writable_by_others
@@ -119,9 +119,15 @@ def producer_name(setting: str) -> str:
 
 def unknown_variables(environment: Iterable[str] = os.environ) -> list[str]:
     """Return the environment variables that look like settings but are not, each with the nearest setting."""
-    known = {f"{PREFIX}{name}".upper() for name in gateway_options()}
-    unknown = (name for name in environment if name.upper().startswith(PREFIX) and name.upper() not in known)
-    return [name + did_you_mean(name, known) for name in sorted(unknown)]
+    known = [name.upper() for name in gateway_options()]
+    found = []
+    for name in sorted(name for name in environment if name.upper().startswith(PREFIX)):
+        setting = name.upper().removeprefix(PREFIX)
+        if setting not in known:
+            # The prefix is the same in all of them, so it says nothing about what was meant.
+            near = nearest(setting, known)
+            found.append(name if near is None else f"{name}; did you mean {PREFIX}{near}?")
+    return found
 
 
 def _found(

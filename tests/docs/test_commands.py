@@ -90,6 +90,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "orders.ndjson").write_text('{"customer_id": "ada", "total": 12}\n' * 10, encoding="utf-8")
     tenant = f'[[tenant]]\nid = "acme"\napi_keys = ["{stored_key(new_api_key())}"]\n'
     (tmp_path / "tenants.toml").write_text(tenant, encoding="utf-8")
+    settings = 'tenants = "tenants.toml"\nspool = "spool.db"\nspool_max_bytes = 2_000_000\n'
+    (tmp_path / "gateway.toml").write_text(settings, encoding="utf-8")
     with Spool(SpoolOptions(path=tmp_path / "orders.spool")) as spool:
         queue = DeadLetterQueue(spool)
         record = SpooledRecord("orders", "ada", b"...", 1_700_000_000.0)
