@@ -152,7 +152,7 @@ def test_every_line_is_json_if_the_settings_say_so(monkeypatch, workers):
     assert all(line["time"].endswith("Z") for line in lines)
     assert any("gateway closed" in line["message"] for line in lines)
     (warning,) = [line for line in lines if line["level"] == "warning"]
-    assert warning["message"]== "the gateway has no setting KPL_INGEST_MISSPELT"
+    assert warning["message"] == "the gateway has no setting KPL_INGEST_MISSPELT"
     assert lines[-1]["message"] == "stopped; 1 accepted: 1 delivered, 0 failed, 0 buffered"
     assert (lines[-1]["accepted"], lines[-1]["failed"]) == (1, 0)
 
