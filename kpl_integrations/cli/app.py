@@ -58,6 +58,32 @@ DrainDelay = Annotated[
 ]
 
 
+# The options of `kpl serve`.
+Local = Annotated[bool, typer.Option("--local", help="Use a Kinesis inside this process, and check no credentials.")]
+LocalStreams = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME[:SHARDS]", help="--local: an initial stream.  \\[default: demo:4]"),
+]
+Certificate = Annotated[Path | None, typer.Option(help="Certificate chain in PEM.")]
+CertificateKey = Annotated[Path | None, typer.Option(help="Its private key in PEM.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.  \\[default: 127.0.0.1]", show_default=False)]
+Port = Annotated[int | None, typer.Option(help="Port; 0 selects a free one.  \\[default: 8080]", show_default=False)]
+TenantsFile = Annotated[
+    Path | None, typer.Option(help="TOML file of tenants and their keys; reloaded when it changes.")
+]
+SpoolFile = Annotated[
+    Path | None, typer.Option(help="File for every record before it is acknowledged; for ack=spooled.")
+]
+LettersFile = Annotated[Path | None, typer.Option(help="File for records that could not be delivered.")]
+SettingsFile = Annotated[Path | None, typer.Option(help="TOML file of settings, with the names of `--print-config`.")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated.")
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print every setting and where it comes from, and stop.")
+]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         try:
@@ -127,43 +153,23 @@ def local(
 @app.command()
 def serve(  # noqa: PLR0913 - each parameter is an option
     *,
-    local: Annotated[
-        bool, typer.Option("--local", help="Use a Kinesis inside this process, and check no credentials.")
-    ] = False,
-    stream: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[:SHARDS]", help="--local: an initial stream.  \\[default: demo:4]"),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on.  \\[default: 127.0.0.1]", show_default=False)
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port; 0 selects a free one.  \\[default: 8080]", show_default=False),
-    ] = None,
+    local: Local = False,
+    stream: LocalStreams = None,
+    host: Host = None,
+    port: Port = None,
     allow_host: AllowedHosts = None,
     workers: Workers = None,
-    tenants: Annotated[
-        Path | None, typer.Option(help="TOML file of tenants and their keys; reloaded when it changes.")
-    ] = None,
-    spool: Annotated[
-        Path | None, typer.Option(help="File for every record before it is acknowledged; for ack=spooled.")
-    ] = None,
-    dead_letters: Annotated[Path | None, typer.Option(help="File for records that could not be delivered.")] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain in PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
+    tenants: TenantsFile = None,
+    spool: SpoolFile = None,
+    dead_letters: LettersFile = None,
+    tls_certificate: Certificate = None,
+    tls_key: CertificateKey = None,
     drain_delay_seconds: DrainDelay = None,
     endpoint_url: ServedEndpoint = None,
     region: Region = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file of settings, with the names of `--print-config`.")
-    ] = None,
-    assign: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated.")
-    ] = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print every setting and where it comes from, and stop.")
-    ] = False,
+    config: SettingsFile = None,
+    assign: Assignments = None,
+    print_config: PrintConfig = False,
 ) -> None:
     """Accept records over HTTP and send them to Kinesis: aggregated, fair between tenants, acknowledged.
 

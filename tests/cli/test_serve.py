@@ -160,7 +160,7 @@ def test_every_line_is_json_if_the_settings_say_so(monkeypatch, workers):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("--local", "--spool", "/"), 2, "invalid settings of the gateway"),
+        (("--local", "--spool", "/"), 2, "spool is '/', a folder; name a file in it"),
         (("--port", "0"), 2, "no tenants are configured"),
         (("--tenants", "/nowhere.toml"), 4, "/nowhere.toml"),
     ],
