@@ -44,7 +44,7 @@ class Case(NamedTuple):
     ack: str = "queued"
     workers: int = 1
     alert_ends: str = ""
-    seconds: float = 30.0
+    seconds: float = 60.0
 
 
 def _no_files(_folder: Path) -> Mapping[str, str]:

@@ -134,7 +134,7 @@ class Scene:
         """Run `kpl doctor` with the gateway's environment; return its status, and the checks that are not ok."""
         command = [sys.executable, "-m", "kpl_integrations.cli", "doctor", STREAM, "--json"]
         done = subprocess.run(
-            command, env=os.environ | self.environment, capture_output=True, text=True, check=False, timeout=60
+            command, env=os.environ | self.environment, capture_output=True, text=True, check=False, timeout=120
         )
         checks = re.findall(r'"name":"([^"]+)","status":"(failed|warning)","found":"([^"]*)"', done.stdout)
         return done.returncode, [": ".join(each) for each in checks]

@@ -8,7 +8,7 @@ from tests.drill.__main__ import drill
 from tests.drill.cases import CASES, Case, NotRun
 from tests.support.prometheus_server import needs_prometheus
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(180), needs_prometheus]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400), needs_prometheus]
 RUN = {"spool full", "certificate expired", "Kinesis denied", "a worker killed"}
 
 
