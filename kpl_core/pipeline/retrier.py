@@ -393,6 +393,7 @@ def _last_code(history: History | None) -> str | None:
 
 def _quoted(attempt: Attempt) -> str:
     """Return code and message of a failed attempt, the message shortened."""
-    message = attempt.error_message or ""
+    # A transport of the user may give anything.
+    message = str(attempt.error_message or "")
     shown = message if len(message) <= _QUOTED_CHARACTERS else f"{message[:_QUOTED_CHARACTERS]}..."
     return f"{attempt.error_code}: {shown}" if shown else str(attempt.error_code)

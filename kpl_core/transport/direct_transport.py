@@ -65,6 +65,8 @@ _OPERATIONS: Final = {
 }
 
 _JSON: Final = json_wire()
+# Attempts keep the message of an error, and log lines quote it.
+_MESSAGE_CHARACTERS: Final = 2_000
 
 T = TypeVar("T")
 
@@ -270,8 +272,15 @@ class DirectTransport(ServiceCalls):
 
 
 def _failure(answer: HttpAnswer, wire: PutRecordsWire) -> RequestFailure:
-    """Return code and message of an error, as botocore reads them."""
+    """Return code and message of an error, as botocore reads them; of a body that is none, its status."""
     body = answer.body if wire.error_as_json is None else wire.error_as_json(answer.body)
     given = {"status_code": answer.status, "headers": answer.headers, "body": body}
-    error = JSONParser().parse(given, None)["Error"]  # type: ignore[arg-type] # an error has no shape
-    return RequestFailure(error.get("Code") or INTERNAL, error.get("Message") or f"HTTP status {answer.status}")
+    try:
+        error = JSONParser().parse(given, None)["Error"]  # type: ignore[arg-type] # an error has no shape
+        code, message = error.get("Code"), error.get("Message")
+    except (ValueError, AttributeError, TypeError, RecursionError):  # JSON of another form
+        code, message = str(answer.status), None
+    # Members of another type are as good as none.
+    code = code if isinstance(code, str) and code else INTERNAL
+    message = message if isinstance(message, str) and message else f"HTTP status {answer.status}"
+    return RequestFailure(code, message[:_MESSAGE_CHARACTERS])

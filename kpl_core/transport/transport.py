@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TEXT: Final[tuple[type, ...]] = (str, type(None))
 # How much of an invalid answer an error message quotes.
 _SHOWN_CHARACTERS: Final = 100
 # How much longer than its own timeouts a call may take until the producer gives it up.
@@ -153,10 +154,11 @@ def as_answer(answer: object) -> PutRecordsAnswer:
         entry
         for entry in answer
         if not isinstance(entry, PutRecordsEntry)
-        or (entry.error_code is not None and not isinstance(entry.error_code, str))
+        or not isinstance(entry.error_code, _TEXT)
+        or not isinstance(entry.shard_id, _TEXT)
     ]:
         return answer
-    return _invalid_answer("put_records", answer, "a list of PutRecordsEntry or a RequestFailure, whose codes are str")
+    return _invalid_answer("put_records", answer, "a list of PutRecordsEntry or a RequestFailure, with str")
 
 
 def as_shards(shards: object) -> Sequence[Shard] | RequestFailure:
@@ -166,7 +168,7 @@ def as_shards(shards: object) -> Sequence[Shard] | RequestFailure:
     if isinstance(shards, Sequence) and all(isinstance(shard, Shard) and _is_range(shard) for shard in shards):
         return shards
     return _invalid_answer(
-        "list_shards", shards, "a list of Shard, whose hash keys are 0 .. 2**128 - 1, or a RequestFailure"
+        "list_shards", shards, "a list of Shard, with str and hash keys of 0 .. 2**128 - 1, or a RequestFailure"
     )
 
 
@@ -179,9 +181,15 @@ def as_record_limit(limit: object) -> int | RequestFailure:
 
 def _is_range(shard: Shard) -> bool:
     # The annotations prove nothing here: these values come from the transport.
+    name: object = shard.shard_id
     first: object = shard.starting_hash_key
     last: object = shard.ending_hash_key
-    return isinstance(first, int) and isinstance(last, int) and 0 <= first <= last <= MAX_HASH_KEY
+    return (
+        isinstance(name, str)
+        and isinstance(first, int)
+        and isinstance(last, int)
+        and 0 <= first <= last <= MAX_HASH_KEY
+    )
 
 
 def _invalid_answer(method: str, answer: object, wanted: str) -> RequestFailure:

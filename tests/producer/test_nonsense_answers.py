@@ -50,6 +50,7 @@ NO_ANSWERS: list[Changed] = [
     lambda entries: [*entries[:-1], None],
     lambda entries: [PutRecordsEntry(None, None, 500, "oops") for _ in entries],  # type: ignore[arg-type]
     lambda entries: [PutRecordsEntry(None, None, [], "oops") for _ in entries],  # type: ignore[arg-type]
+    lambda entries: [PutRecordsEntry("1", [], None, None) for _ in entries],  # type: ignore[arg-type]
     lambda _: RequestFailure(None, None),  # type: ignore[arg-type]
 ]
 
@@ -73,6 +74,16 @@ async def test_an_answer_that_is_none_is_a_failed_request_and_the_books_close(no
     assert (report.accepted, report.delivered, report.failed_total) == (41, 21, 20)
 
 
+@pytest.mark.parametrize("message", [None, 5, ["text"]])
+async def test_an_expired_record_quotes_a_message_of_any_type(message: Any) -> None:
+    transport = Altering()
+    transport.answer = lambda _: RequestFailure("Odd", message)
+    async with Producer(Config(record_ttl_ms=2_000), transport=transport) as orders:
+        deliveries = put(orders, 20)
+    assert reasons(deliveries) == {"Expired": 20}
+    assert f"the last attempt: Odd{f': {message}' if message else ''}" in (deliveries[0].result().error_message or "")
+
+
 async def test_an_answer_in_any_sequence_is_one() -> None:
     transport = Altering()
     transport.answer = tuple
@@ -88,6 +99,7 @@ NO_SHARDS: list[Changed] = [
     lambda _: [Shard("shardId-000000000000", 0, 2**128)],
     lambda _: [Shard("shardId-000000000000", -1, 2**127)],
     lambda _: [Shard("shardId-000000000000", 2**127, 5)],
+    lambda _: [Shard([], 0, 2**128 - 1)],  # type: ignore[arg-type]
 ]
 
 

@@ -287,6 +287,26 @@ async def test_an_answer_that_is_cut_or_not_http_is_a_failure(answer, message):
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (b'{"__type":"com.amazon#Odd","message":"text"}', "Odd", "text"),
+        (b'{"__type":"Odd","message":5}', "Odd", "HTTP status 400"),
+        (b'{"__type":["Odd"],"message":{}}', "Internal", "HTTP status 400"),
+        (b'{"__type":"Odd","message":"%s"}' % (b"x" * 1_000_000), "Odd", "x" * 2_000),
+        (b"[1]", "400", "HTTP status 400"),
+        (b'"text"', "400", "HTTP status 400"),
+        (b"\xff", "400", "HTTP status 400"),
+        (b'{"a":' + b"[" * 100_000, "400", "HTTP status 400"),
+    ],
+)
+async def test_an_error_of_any_form_has_a_code_and_a_message_of_bounded_length(body, code, message):
+    answer = b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    async with talking_to(Server(answer)) as transport:
+        assert await transport.put_records(request_of(*THREE)) == RequestFailure(code, message)
+
+
+@pytest.mark.anyio
 async def test_a_connection_that_the_server_has_closed_or_that_was_idle_for_long_is_not_used_again(monkeypatch):
     server = Server(HEAD + ANSWER)
     async with talking_to(server) as transport:
