@@ -1,7 +1,7 @@
 """One worker's state: what it may use now, what it reports, and when its next sync is due; pure.
 
-    alone      no store has answered yet: a sixth of limit / max_workers. Other workers may hold the whole limit;
-               however many start while the store is down, together they add at most a sixth.
+    alone      no store has answered yet: a sixth of limit / max_workers at first, then what the shard takes
+               (`probed_share`). A rate that no service enforces is divided by the workers that usually run.
     newcomer   a store has answered: limit / max_workers, or the summary's reserve for newcomers
     leased     the summary's grant
     expired    the summary is older than a lease: the last share, never more, for as long as it takes; less while units
@@ -29,6 +29,7 @@ from kpl_core.coordination.lease_table import (
     is_claimed,
     next_estimate,
 )
+from kpl_core.coordination.probed_share import ProbedShare
 from kpl_core.coordination.store_objects import (
     Claim,
     FleetMember,
@@ -83,6 +84,8 @@ class HolderRules(msgspec.Struct, frozen=True, kw_only=True):
     max_workers: int
     weight: float = 1.0
     tier: int = 1
+    # What each worker uses of a rate that no service enforces while no store has answered; None for other rates.
+    unenforced_part: float | None = None
 
 
 class PreparedReport(NamedTuple):
@@ -99,6 +102,8 @@ class Leaseholder:
     def __init__(self, rules: HolderRules) -> None:
         self.rules = rules
         self._meters: dict[str, DemandMeter] = {}
+        # While no summary was applied.
+        self._probed: dict[str, ProbedShare] | None = {} if rules.unenforced_part is None else None
         # Of the resources that it claims: those with a meter, except the ones that it gave up.
         self._shares: dict[str, Pair] = {}
         # What it may use of those that it gave up: what every plan reserves for a newcomer.
@@ -147,7 +152,10 @@ class Leaseholder:
         plan = self._plans.get(resource) if self._is_current else None
         if plan is not None:
             return plan.newcomer
-        part = (1.0 if self._answered else ALONE_SHARE) / self.rules.max_workers
+        if self._answered:
+            part = 1.0 / self.rules.max_workers
+        else:
+            part = self.rules.unenforced_part or ALONE_SHARE / self.rules.max_workers
         return limit[0] * part, limit[1] * part
 
     def state(self, now: float) -> LeaseState:
@@ -183,9 +191,23 @@ class Leaseholder:
             share, demand = self._shares.get(resource, _NOTHING), meter.demand
             if demand[0] > LITTLE_USED * share[0] or demand[1] > LITTLE_USED * share[1] or usage.waiting != _NOTHING:
                 self.uses_little = False
+        if self._probed is not None:
+            self._probe(self._probed, now)
         if self.state(now) == "expired":
             self.uses_little = False
             self._back_off(now)
+
+    def _probe(self, probed: dict[str, ProbedShare], now: float) -> None:
+        """Raise or lower the shares, because no store has answered since the start."""
+        for resource in probed.keys() - self._shares.keys():
+            del probed[resource]
+        for resource, share in self._shares.items():
+            meter = self._meters[resource]
+            known = probed.setdefault(resource, ProbedShare(share, now))
+            sent, throttled = meter.counts()
+            if known.probe(meter.demand, meter.usage.limit, now, sent=sent, throttled=throttled):
+                meter.counted(meter.usage)
+                self._shares[resource] = known.share
 
     def _back_off(self, now: float) -> None:
         """Lower the shares that were throttled in the last interval, and raise the others up to the last share."""
@@ -255,6 +277,7 @@ class Leaseholder:
 
     def apply(self, head: Summary | None, part: SummaryPart | None, now: float, *, at: float) -> None:
         """Apply a summary; None means that the store has none."""
+        self._probed = None
         members, plans = ({}, {}) if head is None else (head.members, head.resources)
         if part is not None:
             members, plans = part.members, part.resources()

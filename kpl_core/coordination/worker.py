@@ -7,6 +7,7 @@ each failed sync, and logs once when the problem is over.
 """
 
 import contextlib
+import itertools
 import logging
 import math
 import random
@@ -40,6 +41,9 @@ JITTER: Final = 0.1
 # A larger difference is a configuration error. Coordination does not depend on it; credentials and TTLs elsewhere do.
 CLOCK_TOLERANCE_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 1.0
+SHOWN_SHARES: Final = 3
+# A worker without a new plan for so many intervals says so.
+PLAN_INTERVALS: Final = 3.0
 _OBJECT_REASONS: Final = frozenset({"garbage", "version"})
 QUIET_INTERVALS: Final = 12.0
 # A share is reported and logged when it changes by more than 1 %.
@@ -94,6 +98,7 @@ class CoordinationWorker:
                 max_workers=options.max_workers,
                 weight=options.weight,
                 tier=rank_of(options.tier),
+                unenforced_part=None if options.usual_workers is None else 1.0 / options.usual_workers,
             )
         )
         self._sync_round = LeaseSync(
@@ -112,8 +117,10 @@ class CoordinationWorker:
         self._problems: dict[str, _Problem] = {}
         self._object_problems: dict[str, str] = {}
         self._usual_seconds = 0.0
+        # When the plan in use was computed, or when the first sync began.
+        self._planned_at = math.inf
         self._woken = anyio.Event()
-        self._running = anyio.CancelScope()
+        self._running: anyio.CancelScope | None = None
 
     async def run(self) -> None:
         """Sync and apply shares until cancelled, or until `leave`."""
@@ -140,20 +147,32 @@ class CoordinationWorker:
 
     async def step(self) -> None:
         """Measure once, and sync if it is due. What this worker gives up is out of force before it reports."""
-        now = self._clock()
-        self._measured = self._usages()
-        self._holder.measure(self._measured, now)
-        self._use_shares()
-        if self._holder.sync_due(now, usual_seconds=self._usual_seconds):
-            await self._sync()
+        self._measure()
+        if self._holder.sync_due(self._clock(), usual_seconds=self._usual_seconds):
+            # A store that does not answer must not end the measurements: throttling lowers a share meanwhile.
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_measuring)
+                await self._sync()
+                tasks.cancel_scope.cancel()
         self._report_shares()
+
+    def _measure(self) -> None:
+        self._measured = self._usages()
+        self._holder.measure(self._measured, self._clock())
+        self._use_shares()
+
+    async def _keep_measuring(self) -> None:
+        while True:
+            await anyio.sleep(MEASURE_SHARE * self._options.interval_seconds)
+            self._measure()
 
     async def leave(self) -> None:
         """Stop using the shares, then report that they are free, if that takes less than a second.
 
         What remains in force is what every plan reserves for a worker that has not started.
         """
-        self._running.cancel()
+        if self._running is not None:
+            self._running.cancel()
         self._holder.leave()
         self._use_shares()
         try:
@@ -188,6 +207,7 @@ class CoordinationWorker:
         interval = self._options.interval_seconds
         failure = sentence = ""
         self._object_problems.clear()
+        self._planned_at = min(self._planned_at, self._clock())
         self._usual_seconds = interval * (1.0 - JITTER + 2.0 * JITTER * self._chance())
         try:
             with anyio.fail_after(max(interval, self._options.store_timeout_seconds)):
@@ -225,6 +245,13 @@ class CoordinationWorker:
         if abs(offset) > CLOCK_TOLERANCE_SECONDS:
             self._object_problems["clock"] = ""
             self._warn("clock", f"this machine's clock differs from the store's by {-offset:+,.0f} s; synchronise it")
+        if self.state() in {"leased", "expired"}:
+            self._planned_at = self._clock() - self.lease_age()
+        without_plan = self._clock() - self._planned_at
+        if not self._object_problems and without_plan > PLAN_INTERVALS * self._options.interval_seconds:
+            self._object_problems["plan"] = ""
+            sentence = f"no new plan for {without_plan:.0f} s; check whether the store is too slow for the interval"
+            self._warn("plan", sentence)
         # Some problems are visible only in a sync that reads all reports, and this worker does not do that each time.
         full_read_since = self._clock() - QUIET_INTERVALS * self._options.interval_seconds
         over = {
@@ -247,11 +274,23 @@ class CoordinationWorker:
         self._problems[reason] = _Problem(self._clock(), needs_full_read)
         if known is None:
             _logger.warning(
-                "coordination at %s: %s: %s. This worker keeps its present share.",
+                "coordination at %s: %s: %s. %s",
                 self._options.shown_store,
                 reason,
                 sentence.rstrip("."),
+                self._in_force(),
             )
+
+    def _in_force(self) -> str:
+        """Return a sentence about the basis of the shares, with some of them."""
+        rates = ", ".join(
+            f"{resource} {first:.4g} and {second:.4g} a second"
+            for resource, (first, second) in itertools.islice(self._shares.items(), SHOWN_SHARES)
+        )
+        basis = "This worker keeps its present share."
+        if self.state() == "alone" and self._options.usual_workers is None:
+            basis = "No store has answered since the start, so the service's throttling decides."
+        return f"In force: {rates}. {basis}" if rates else basis
 
     def _use_shares(self) -> None:
         """Put the shares into force; once more for the resources that are not used any more."""

@@ -5,6 +5,7 @@ Coordination is off unless `Config.coordination` is set. `kpl_core.coordination`
 
 import re
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,6 +31,7 @@ STORE_MODULES: Final = {
     "rediss": "stores.redis",
     "unix": "stores.redis",
 }
+_NEED_HOST: Final = frozenset({"redis", "rediss"})
 _USER_AND_PASSWORD: Final = re.compile(r"//[^/?#]*@")
 _SECRET_PARAMETER: Final = re.compile(r"([?&](?:password|token|secret)=)[^&]*", re.IGNORECASE)
 _WORKER_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -47,6 +49,10 @@ def _require_store(name: str, url: str) -> None:
             f"{name} is not a URL of a known kind; begin it with one of "
             f"{', '.join(f'{known}://' for known in STORE_MODULES)}"
         )
+        raise ConfigError(message)
+    scheme = url.partition("://")[0]
+    if scheme in _NEED_HOST and not urlsplit(url).hostname:
+        message = f"{name} is a {scheme}:// URL without a host; write it as {scheme}://host:6379/0"
         raise ConfigError(message)
 
 
@@ -72,6 +78,15 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     store: Annotated[str, Option("The URL of the store, which may have a password.", secret=True, check=_require_store)]
     max_workers: Annotated[int, Option("How many workers may ever run at the same time.", 1, 1_000_000, "workers")] = 64
+    usual_workers: Annotated[
+        int | None,
+        Option(
+            "How many workers usually run; None: max_workers. Tenants' rates are divided by it until a store answers.",
+            1,
+            1_000_000,
+            "workers",
+        ),
+    ] = None
     interval_seconds: Annotated[
         float, Option("The time between two sync rounds of a worker, within 10 %.", 0.05, 3_600.0, "seconds")
     ] = 5.0

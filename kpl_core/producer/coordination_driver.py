@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.store import CoordinationStore
 from kpl_core.coordination.store_objects import Pair
@@ -33,7 +35,8 @@ class CoordinationDriver:
     def __init__(self, config: Config, *, store: CoordinationStore | None, session: "AioSession | None") -> None:
         assert config.coordination is not None  # noqa: S101 - made only then
         self._config = config
-        self._options: CoordinationOptions = config.coordination
+        # Kinesis throttles what is above a shard's limit, so no rate is divided before a store has answered.
+        self._options: CoordinationOptions = msgspec.structs.replace(config.coordination, usual_workers=None)
         self._store = store
         self._session = session
         self._exits = AsyncExitStack()

@@ -93,8 +93,9 @@ class Fleet:
             self.sent.append((now, fact.kinesis_records))
             self.throttled.append((now, sum(fact.throttled_by_shard.values())))
 
-    def producer(self, *, max_workers: int) -> Producer:
+    def producer(self, *, max_workers: int, is_cut: bool = False) -> Producer:
         self.links.append(Link(self.store, self.latency_seconds))
+        self.links[-1].is_cut = is_cut
         coordination = CoordinationOptions(
             store="memory://unused",
             max_workers=max_workers,
@@ -114,11 +115,18 @@ class Fleet:
         )
         return self.producers[-1]
 
-    async def run(self, *loads: Callable[[Producer], Awaitable[Any]], seconds: float, max_workers: int = 0) -> None:
-        """Run one producer for each load."""
+    async def run(
+        self,
+        *loads: Callable[[Producer], Awaitable[Any]],
+        seconds: float,
+        max_workers: int = 0,
+        cut_off: int = 0,
+    ) -> None:
+        """Run one producer for each load; the first `cut_off` of them never reach the store."""
 
         async def one(load: Callable[[Producer], Awaitable[Any]]) -> None:
-            async with self.producer(max_workers=max_workers or len(loads)) as producer:
+            is_cut = len(self.links) < cut_off
+            async with self.producer(max_workers=max_workers or len(loads), is_cut=is_cut) as producer:
                 with anyio.move_on_after(seconds):
                     await load(producer)
                     await anyio.sleep_forever()
@@ -233,3 +241,32 @@ async def test_a_cut_off_half_of_the_fleet_yields_to_throttling_and_a_dead_store
     assert max(fleet.attempted(second, second + 5.0) for second in seconds) <= 1.15
     assert min(fleet.used(second, second + 5.0) for second in seconds) >= 0.75
     assert max(sums) <= 1.15
+
+
+async def test_a_lone_producer_without_a_store_since_the_start_soon_has_the_whole_limit():
+    fleet = Fleet(interval_seconds=5.0)
+    await fleet.run(press, seconds=25.0, max_workers=64, cut_off=1)
+    assert fleet.used(10.0, 15.0) >= 0.9
+    assert fleet.attempted(15.0, 25.0) <= 1.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [8, 64])
+async def test_without_a_store_since_the_start_the_shard_decides(count):
+    fleet = Fleet(interval_seconds=5.0)
+    await fleet.run(*[press] * count, seconds=60.0, max_workers=64, cut_off=count)
+    windows = [fleet.attempted(15.0 + start, 20.0 + start) for start in range(40)]
+    assert max(windows) <= 1.2
+    assert min(windows) >= 0.4
+
+
+@pytest.mark.long
+async def test_a_producer_that_starts_cut_off_while_others_hold_leases_yields_to_throttling():
+    fleet = Fleet(interval_seconds=5.0)
+
+    async def late(producer: Producer) -> None:
+        await anyio.sleep(15.0)
+        await press(producer)
+
+    await fleet.run(late, *[press] * 7, seconds=60.0, max_workers=8, cut_off=1)
+    assert max(fleet.attempted(30.0 + start, 35.0 + start) for start in range(25)) <= 1.2

@@ -16,6 +16,8 @@ from kpl_core.records.user_record import Tier
         ({"max_workers": 2.5}, "max_workers is 2.5; it must be a whole number (workers)"),
         ({"weight": float("nan")}, "weight is nan"),
         ({"interval_seconds": 0.0}, "between 0.05 and 3,600 (seconds)"),
+        ({"store": "rediss:///127.0.0.1?group=a"}, "a rediss:// URL without a host; write it as rediss://host:6379/0"),
+        ({"usual_workers": 0}, "usual_workers is 0; it must be between 1 and 1,000,000 (workers)"),
         ({"worker_id": "a/b"}, "worker_id is 'a/b'; it must be 1 to 100 letters"),
     ],
 )

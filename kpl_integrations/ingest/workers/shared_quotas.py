@@ -63,6 +63,8 @@ def sharing_of(settings: IngestSettings, identity: WorkerIdentity | None) -> Sha
         store=part_of_store(shared.store, "quotas"),
         interval_seconds=shared.interval_seconds * share,
         shadow=False,
+        # No service enforces them.
+        usual_workers=shared.usual_workers or shared.max_workers,
     )
     return Sharing(of_shards, of_quotas)
 

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import anyio
 import pytest
 
-from kpl_core.coordination import MemoryStore
-from kpl_integrations.ingest import IngestSettings
+from kpl_core.coordination import MemoryStore, Reading, StoreFailed
+from kpl_integrations.ingest import IngestSettings, load_settings
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts
 from kpl_integrations.ingest.tenants import Tenant
 from kpl_integrations.ingest.workers.link import WorkerIdentity
@@ -60,9 +60,17 @@ class Worker:
         return sum(records for at, records in self.taken if at >= began_at)
 
 
+class Away(MemoryStore):
+    """A store that never answers."""
+
+    async def read(self, name: str) -> Reading:
+        message = "no answer"
+        raise StoreFailed(message, reason="down")
+
+
 @asynccontextmanager
-async def workers(count: int) -> AsyncIterator[list[Worker]]:
-    store = MemoryStore(clock=lambda: anyio.current_time() + 1e9)
+async def workers(count: int, kind: type[MemoryStore] = MemoryStore) -> AsyncIterator[list[Worker]]:
+    store = kind(clock=lambda: anyio.current_time() + 1e9)
     found = [Worker(store, number, count) for number in range(count)]
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -114,6 +122,22 @@ async def test_a_tenant_that_uses_one_worker_gets_nearly_its_whole_rate_there():
         await load(found, [2 * RATE, 0, 0, 0], 6.0)
         assert found[0].taken_since(2.0) >= 0.9 * RATE * 4.0
         assert most_in(found, 1.0) <= bound(4, 1.0)
+
+
+async def test_without_a_store_since_the_start_a_tenants_rate_is_divided_by_the_processes():
+    async with workers(2, Away) as found:
+        began_at = await load(found, [RATE, RATE / 4], 5.0)
+    assert found[0].taken_since(began_at) <= RATE / 2 * (5.0 + BURST_SECONDS) + REQUEST
+    assert found[0].taken_since(began_at) >= 0.95 * RATE / 2 * 5.0
+    # It asks for half of its part, and nothing is refused.
+    assert found[1].taken_since(began_at) >= 0.99 * RATE / 4 * 5.0
+
+
+def test_the_processes_that_usually_run_are_an_option_of_the_gateway():
+    settings = load_settings(coordination="redis://host/0", coordination_max_workers=16, coordination_usual_workers=3)
+    sharing = sharing_of(settings, None)
+    assert sharing is not None
+    assert (sharing.quotas.max_workers, sharing.quotas.usual_workers) == (16, 3)
 
 
 async def test_a_rate_follows_its_tenant_to_another_worker_within_two_seconds():
