@@ -82,12 +82,12 @@ def warn_of_unknown(environment: Iterable[str], options: Mapping[str, FlatOption
 
     It is no error, because other programs may use the prefix.
     """
-    known = {PREFIX + name.upper() for name, flat in options.items() if flat.has_variable}
-    unknown = [name for name in sorted(environment) if name.startswith(PREFIX) and name not in known]
+    known = {name.upper() for name, flat in options.items() if flat.has_variable}
+    ours = sorted(name for name in environment if name.startswith(PREFIX) and not name.startswith(_OTHERS))
+    unknown = [name for name in (each.removeprefix(PREFIX) for each in ours) if name not in known]
     found = [
-        name if (near := nearest(name, known)) is None else f"{name} (did you mean {near}?)"
+        PREFIX + name if (near := nearest(name, known)) is None else f"{PREFIX}{name} (did you mean {PREFIX}{near}?)"
         for name in unknown
-        if not name.startswith(_OTHERS)
     ]
     if found:
         message = f"environment variables that are no option of the producer are ignored: {', '.join(found)}"
