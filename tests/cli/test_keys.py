@@ -66,4 +66,4 @@ def test_check_reports_a_problem_in_one_sentence(tmp_path, capsys):
     path.write_text('[[tenant]]\nid = "a"\nwieght = 2\n')
     assert main(["keys", "check", str(path)]) == 4
     error = " ".join(capsys.readouterr().err.split())
-    assert error.endswith("cannot be used: Object contains unknown field `wieght` - at `$.tenant[0]`")
+    assert error.endswith("Object contains unknown field `wieght` - at `$.tenant[0]`; did you mean weight?")

@@ -143,7 +143,7 @@ async def test_a_store_that_fails_is_a_degraded_part(purpose: str, monkeypatch: 
     name = f"parts-{purpose}"
     tenant = Tenant(id="a", records_per_second=10)
     async with open_gateway(
-        directory=KnownTenants(tenant), coordination=f"memory://{name}", coordination_workers=2
+        directory=KnownTenants(tenant), coordination=f"memory://{name}", coordination_max_workers=2
     ) as gateway:
         assert (await Client(gateway, "a").post(records(1), ack="delivered")).status == 200
         assert (await shown(gateway))[1]["coordination"]["state"] == "ok"
