@@ -21,13 +21,15 @@ from kpl_core.coordination.demand import DemandMeter, Usage
 from kpl_core.coordination.lease_table import (
     CALM_INTERVALS,
     CALM_SHARE,
+    FLOOR,
     FORGOTTEN_INTERVALS,
+    INCREASE,
     LIFETIME_INTERVALS,
     NEARLY_USED,
     RESERVE,
+    TOLERATED_SHARE,
     is_calm,
     is_claimed,
-    next_estimate,
 )
 from kpl_core.coordination.probed_share import ProbedShare
 from kpl_core.coordination.store_objects import (
@@ -60,7 +62,7 @@ READ_SPACING: Final = 0.5
 COMPUTE_SPACING: Final = 0.4
 REPORT_SPACING: Final = 0.7
 # In intervals. How often a share without a store is lowered or raised.
-BACKOFF_INTERVALS: Final = 0.98
+BACKOFF_INTERVALS: Final = 0.18
 # It is raised more slowly than those of the workers with the store, which raise theirs at the same time.
 RECOVERY: Final = 0.3
 # After this many quick syncs without success a worker returns to the normal interval.
@@ -220,10 +222,10 @@ class Leaseholder:
             meter.counted(meter.usage)
             if intervals > 0.0:
                 factor = self._backoff.get(resource, 1.0)
-                change = next_estimate(factor, sent=sent, throttled=throttled, intervals=intervals) - factor
-                # By the throttled share at most, because the workers with the store lower theirs too.
-                lowered = max(change, -factor * throttled / max(1.0, sent))
-                self._backoff[resource] = factor + (change * RECOVERY if change > 0.0 else lowered)
+                if throttled > TOLERATED_SHARE * sent:
+                    self._backoff[resource] = max(FLOOR, factor * (1.0 - min(0.5, throttled / sent)))
+                else:
+                    self._backoff[resource] = min(1.0, factor + INCREASE * RECOVERY * min(1.0, intervals))
         self._counted_at = now
 
     def _give_up(self, resource: str) -> None:
