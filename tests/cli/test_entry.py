@@ -64,7 +64,7 @@ def test_ctrl_c_during_the_first_import_prints_no_traceback():
         cwd=Path(kpl_integrations.__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=50,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
@@ -73,7 +73,7 @@ def test_ctrl_c_during_the_first_import_prints_no_traceback():
 def status_of(*arguments: str, stdout: int) -> tuple[int, str]:
     """Run a command that writes to a descriptor; return its status and its stderr."""
     command = (sys.executable, "-m", "kpl_integrations.cli", *arguments)
-    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=50, check=False)
     return done.returncode, done.stderr
 
 
