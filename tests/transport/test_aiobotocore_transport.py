@@ -265,9 +265,8 @@ async def test_no_region_is_a_config_error(monkeypatch):
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("options", [{"botocore": {"no_such_option": 1}}, {"region": "no region at all"}])
-async def test_a_client_that_cannot_be_created_is_a_config_error(options):
-    producer = Producer(Config(**{"region": "us-east-1", **options}))
+async def test_a_client_that_cannot_be_created_is_a_config_error():
+    producer = Producer(Config(region="us-east-1", botocore={"no_such_option": 1}))
     with pytest.raises(ConfigError, match=r"check region, endpoint_url, credentials and Config\.botocore"):
         await producer.__aenter__()
 

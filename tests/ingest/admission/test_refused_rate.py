@@ -18,10 +18,25 @@ from tests.ingest.scene import JSON, STREAM, Client, KnownTenants, kinesis, open
 
 pytestmark = pytest.mark.anyio
 
-# Rates that refill less than one record in hours: while a test waits for a disk, virtual time jumps ahead.
+
+def saved_up(tenant: Tenant, **rates: float) -> Tenant:
+    """Return the tenant with rates that refill less than one record in hours, which are below a tenant's bounds.
+
+    While a test waits for a disk, virtual time jumps ahead.
+    """
+    for name, rate in rates.items():
+        object.__setattr__(tenant, name, rate)
+    return tenant
+
+
 SAVED_UP = (
-    Tenant(id="acme", streams=(STREAM, "nix-*"), records_per_second=1e-6, bytes_per_second=0.01, burst_seconds=1e10),
-    Tenant(id="slow", records_per_second=1e-6, bytes_per_second=1e-4, burst_seconds=1e7),
+    saved_up(
+        Tenant(id="acme", streams=(STREAM, "nix-*")),
+        records_per_second=1e-6,
+        bytes_per_second=0.01,
+        burst_seconds=1e10,
+    ),
+    saved_up(Tenant(id="slow"), records_per_second=1e-6, bytes_per_second=1e-4, burst_seconds=1e7),
 )
 
 
