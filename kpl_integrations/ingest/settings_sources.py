@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from kpl_core import Config, ConfigError, StreamConfig
 from kpl_core.options.coordination_options import without_secrets
@@ -39,6 +39,8 @@ NOT_IN_GATEWAY: Final[Mapping[str, str]] = {
 }
 # Names that the gateway itself has.
 _RENAMED: Final = {"max_connections": "kinesis_max_connections"}
+# What a gateway's producer may have less of. With "fail", `queued` would get 202 for records that then fail.
+_NARROWED: Final[Mapping[str, tuple[Any, ...]]] = {"spool_failure": (Literal["bypass", "refuse"],)}
 # The time between two sync rounds. A local store or Redis answers within milliseconds; AWS charges for each call.
 _QUICK_SECONDS: Final = 1.0
 _CHARGED_SECONDS: Final = 5.0
@@ -69,7 +71,7 @@ def gateway_options() -> dict[str, DescribedOption]:
     for name, flat in flat_options(Config).items():
         if name not in NOT_IN_GATEWAY:
             setting = _RENAMED.get(name, name)
-            found[setting] = flat.option._replace(name=setting)
+            found[setting] = flat.option._replace(name=setting, kinds=_NARROWED.get(name, flat.option.kinds))
     for name, option in [*found.items()]:
         if option.option.secret:
             found[f"{name}_file"] = DescribedOption(f"{name}_file", (Path,), True, None, _FILE)  # noqa: FBT003

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import generated
 from kpl_core import Config, ConfigError
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.kinesis_limits import MIB
@@ -48,6 +49,11 @@ def test_every_option_of_the_producer_can_be_set_or_has_a_reason():
     settable = {producer_name(name) for name in options if name not in own}
     for name in flat_options(Config):
         assert (name in settable) is not (name in NOT_IN_GATEWAY), name
+
+
+def test_the_page_of_the_settings_offers_what_a_gateway_may_do_while_its_spool_cannot_store():
+    rows = {line.split(" ")[1]: line for line in generated.settings().splitlines()}
+    assert '`"bypass" or "refuse"` | `\'bypass\'`' in rows["`spool_failure`"]
 
 
 def test_the_options_of_a_group_reach_the_producer():
@@ -96,6 +102,8 @@ def test_the_options_of_a_group_reach_the_producer():
             "dead_letters_sqs and dead_letters_s3 are set",
         ),
         ({"dead_letters_sqs": "letters"}, "dead_letters_sqs is 'letters'; it must be the URL of an SQS queue"),
+        # `queued` would get 202 for records that then fail.
+        ({"spool": "s.db", "spool_failure": "fail"}, "spool_failure is 'fail'; it must be one of 'bypass', 'refuse'"),
         ({"spool_max_bytes": 1 << 30}, "spool_max_bytes is set, and spool is not"),
         ({"breaker": False, "breaker_open_seconds": 1}, "breaker is false, and breaker_open_seconds is set"),
         ({"cors_origins": "shop.example"}, "cors_origins has 'shop.example', which is not an origin"),
