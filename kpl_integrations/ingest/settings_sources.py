@@ -92,10 +92,13 @@ def find_settings(
     given: Mapping[str, object],
     *,
     file: Path | None = None,
+    file_text: str | None = None,
     environment: Mapping[str, str] = os.environ,
     assigned: Mapping[str, str] | None = None,
 ) -> LoadedSettings:
     """Return the settings of all sources. A command also has those `assigned` with `--set NAME=VALUE`.
+
+    `file` is read, unless `file_text` is what it had.
 
     Raises:
         ConfigError: as `load_settings`. The message has the flag, the variable, or file and line.
@@ -104,7 +107,7 @@ def find_settings(
     layers = [
         _arguments(given, options) if assigned is None else _flags(given, assigned, options),
         _variables(environment, options),
-        {} if file is None else _of_file(file, options),
+        {} if file is None else _of_file(file, read_settings_file(file) if file_text is None else file_text, options),
     ]
     made: dict[str, Setting] = {}
     for name, option in options.items():
@@ -112,6 +115,15 @@ def find_settings(
         if (setting := next((each for each in found if each is not None), None)) is not None:
             made[name] = setting
     return LoadedSettings(_built({name: setting.value for name, setting in made.items()}), made)
+
+
+def read_settings_file(path: Path) -> str:
+    """Return the text of the file of settings.
+
+    Raises:
+        ConfigError: it cannot be read, or other users may change it.
+    """
+    return read_checked(path, "the configuration", require_not_writable_by_others)
 
 
 def producer_name(setting: str) -> str:
@@ -210,13 +222,12 @@ def _require_known(name: str, options: Mapping[str, DescribedOption], shown: str
         raise ConfigError(message)
 
 
-def _of_file(path: Path, options: Mapping[str, DescribedOption]) -> dict[str, Setting]:
+def _of_file(path: Path, text: str, options: Mapping[str, DescribedOption]) -> dict[str, Setting]:
     """Return the settings of a TOML file.
 
     Raises:
-        ConfigError: the file cannot be read or is no TOML, or has an unknown name, a wrong value or a secret.
+        ConfigError: the text is no TOML, or has an unknown name, a wrong value or a secret.
     """
-    text = read_checked(path, "the configuration", require_not_writable_by_others)
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -264,10 +264,14 @@ def test_no_connection_waits_while_one_worker_drains_and_is_replaced(stream, mon
 
 
 def test_the_replacement_of_a_killed_worker_delivers_its_spool(stream, tmp_path):
-    with gateway(stream, "--local", "--spool", str(tmp_path / "spool.db")) as running:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f"spool = '{tmp_path / 'spool.db'}'")
+    with gateway(stream, "--local", "--config", str(file)) as running:
         with stream.fault(OUTAGE, When(operation="PutRecords")):
             given = running.post_to_all(stream, "spooled", ack="spooled")
             pids = running.pids()
+            # An operator is writing the file for a later start.
+            file.write_text("spool = ")
             for pid in pids.values():
                 os.kill(pid, signal.SIGKILL)
             wait_until(lambda: running.has_replaced(set(pids.values())), "new workers")

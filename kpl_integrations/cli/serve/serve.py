@@ -76,6 +76,7 @@ class Serve:
         self._streams = streams_of(self._stream_texts)
         self._first_stream = next(iter(self._streams))
         with known_failures():
+            self._given = self._given.with_file_text()
             settings = self._given.settings().settings
         # A file or --set may have another form than the environment, in which errors of settings are shown.
         self._log_format = log_format_of(settings)

@@ -16,7 +16,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import anyio
 import msgspec
@@ -36,7 +36,7 @@ from kpl_integrations.cli.terminal import (
 from kpl_integrations.ingest import IngestGateway, IngestSettings
 from kpl_integrations.ingest.http.listening import SpareSockets
 from kpl_integrations.ingest.serving import GatewayServer
-from kpl_integrations.ingest.settings_sources import LoadedSettings, Setting, find_settings
+from kpl_integrations.ingest.settings_sources import LoadedSettings, Setting, find_settings, read_settings_file
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 from kpl_integrations.ingest.workers.link import (
     Channel,
@@ -54,12 +54,27 @@ LOGGED: Final = {"kpl_integrations": logging.INFO, "kpl_core": logging.INFO, "uv
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says about settings: its options, those of `--set`, and the file of `--config`."""
+    """What the command line says about settings: its options, those of `--set`, and the file of `--config`.
+
+    The file is read once, because a worker that replaces another one must have the settings of its gateway, even if the
+    file was edited for a later start.
+    """
 
     options: dict[str, Any]
     assigned: dict[str, str]
     file: str | None
     local: bool
+    file_text: str | None = None
+
+    def with_file_text(self) -> Self:
+        """Return the same with what the file has now.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        if self.file is None:
+            return self
+        return msgspec.structs.replace(self, file_text=read_settings_file(Path(self.file)))
 
     def settings(self) -> LoadedSettings:
         """Return the settings of the command line, the environment and the file.
@@ -73,7 +88,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
             # through the developer's browser, so it answers only to loopback names.
             given = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost", **given}
         file = None if self.file is None else Path(self.file)
-        settings, made = find_settings(given, file=file, assigned=self.assigned)
+        settings, made = find_settings(given, file=file, file_text=self.file_text, assigned=self.assigned)
         if self.local and given.get("endpoint_url") is None:
             # Another Kinesis that the environment names is not local.
             settings = settings.with_producer(endpoint_url=None)
