@@ -205,13 +205,14 @@ def _variables(environment: Mapping[str, str], options: Mapping[str, DescribedOp
     found = {}
     for name, option in options.items():
         variable = by_upper.get(f"{PREFIX}{name}".upper())
-        if variable is None or (not environment[variable].strip() and not option.option.secret):
+        text = "" if variable is None else environment[variable].strip()
+        # A key without a value is a mistake that would leave the gateway without an administrator.
+        if variable is None or not (text or name == "admin_key"):
             continue
         if option.is_mapping:
             message = f"{variable} is set, and {name} is a table; write it into a file, and name that with --config"
             raise ConfigError(message)
-        text = environment[variable]
-        value = _checked(option, text, variable) if option.option.secret else value_of(option, text.strip(), variable)
+        value = _checked(option, text, variable) if option.option.secret else value_of(option, text, variable)
         found[name] = Setting(value, variable)
     return found
 

@@ -186,6 +186,21 @@ def test_a_secret_is_named_by_a_variable_or_a_private_file(tmp_path):
     assert settings.producer.coordination.store == "memory://x"
 
 
+def test_an_empty_variable_counts_as_not_set_and_space_around_a_value_is_ignored(tmp_path):
+    file = tmp_path / "gateway.toml"
+    file.write_text("port = 5\ncoordination = 'memory://file'\n")
+    empty = {f"KPL_INGEST_{name.upper()}": " \n" for name in gateway_options() if name != "admin_key"}
+    assert find_settings({}, environment=empty).settings == IngestSettings()
+    settings = find_settings({}, file=file, environment=empty).settings
+    assert settings == find_settings({}, file=file, environment={}).settings
+    spaced = {"KPL_INGEST_COORDINATION": " memory://x\n", "KPL_INGEST_ADMIN_KEY": "open sesame, please\n"}
+    settings = find_settings({}, environment=spaced).settings
+    assert settings.producer.coordination is not None
+    assert settings.producer.coordination.store == "memory://x"
+    assert settings.admin_key is not None
+    assert settings.admin_key.reveal() == "open sesame, please"
+
+
 def test_a_table_in_the_environment_is_an_error_that_names_the_file():
     with pytest.raises(ConfigError, match="KPL_INGEST_STREAMS is set, and streams is a table; write it into a file"):
         find_settings({}, environment={"KPL_INGEST_STREAMS": "x"})
@@ -235,10 +250,12 @@ def test_no_repr_contains_the_admin_key(monkeypatch):
     assert "sesame" not in repr(load_settings())
 
 
-@pytest.mark.parametrize("key", ["", "sesame"])
+@pytest.mark.parametrize("key", ["", " ", "sesame"])
 def test_an_empty_or_short_admin_key_is_rejected(monkeypatch, key):
     monkeypatch.setenv("KPL_INGEST_ADMIN_KEY", key)
-    with pytest.raises(ConfigError, match=f"KPL_INGEST_ADMIN_KEY has {len(key)} characters; give at least 16") as error:
+    with pytest.raises(
+        ConfigError, match=f"KPL_INGEST_ADMIN_KEY has {len(key.strip())} characters; give at least 16"
+    ) as error:
         load_settings()
     assert "sesame" not in str(error.value)
 
