@@ -18,7 +18,14 @@ from rich.text import Text
 
 from kpl_core import COMPILED, Config
 from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice, require_named
-from kpl_integrations.cli.doctor_parts import Check, FoundConfiguration, Status, check_parts, find_configuration
+from kpl_integrations.cli.doctor_parts import (
+    Check,
+    FoundConfiguration,
+    Status,
+    check_parts,
+    check_settings,
+    find_configuration,
+)
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.options import endpoint_of_environment
 from kpl_integrations.cli.terminal import print_json, results
@@ -94,7 +101,7 @@ class DoctorCommand:
         except CommandFailure as failure:
             self._failed("settings", failure)
             return None
-        self._checks.append(Check("settings", "ok", found.source))
+        self._checks.append(check_settings(found))
         return found
 
     def _failed(self, name: str, failure: CommandFailure) -> None:

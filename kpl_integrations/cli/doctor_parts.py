@@ -1,13 +1,15 @@
 """The parts of a configuration that `kpl doctor` checks on this machine: files, store, certificate, tenants, transport.
 
-The configuration is that of a gateway if a file or a KPL_INGEST_ variable sets one, else that of a producer from
-KPL_ variables. Nothing is changed, and no file is created.
+The configuration is that of a gateway if a file or the variable of one of its settings is given, else that of a
+producer from KPL_ variables. Nothing is changed, and no file is created.
 """
 
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -31,6 +33,10 @@ _PROBE: Final = "kpl-doctor"
 # A spool's file takes up to so many times its bytes, and the WAL beside it so many bytes.
 _FILE_SHARE: Final = 1.3
 _WAL_BYTES: Final = 64 << 20
+_INGEST: Final = "KPL_INGEST_"
+# What Kubernetes sets in every pod for a service named kpl-ingest. KPL_INGEST_PORT is also a setting: see its value.
+_OF_A_SERVICE: Final = re.compile(r"KPL_INGEST(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -43,11 +49,15 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class FoundConfiguration(NamedTuple):
-    """The options of a producer, the settings of its gateway if there is one, and where they come from."""
+    """The options of a producer, the settings of its gateway if there is one, and where they come from.
+
+    `unknown` has a sentence about the variables that look like options and are none; it is empty if there are none.
+    """
 
     config: Config
     settings: "IngestSettings | None"
     source: str
+    unknown: str = ""
 
 
 def find_configuration(file: Path | None, environment: Mapping[str, str] = os.environ) -> FoundConfiguration:
@@ -56,12 +66,18 @@ def find_configuration(file: Path | None, environment: Mapping[str, str] = os.en
     Raises:
         CommandFailure: it is invalid, or the gateway's package is not installed.
     """
+    ours = [
+        name for name in environment if name.upper().startswith(_INGEST) and not _is_of_a_service(name, environment)
+    ]
     try:
-        if file is None and not any(name.upper().startswith("KPL_INGEST_") for name in environment):
-            return FoundConfiguration(Config.from_env(environment), None, "a producer's, from KPL_ variables")
+        if file is None and not ours:
+            return _of_producer(environment)
         # Importing the gateway takes 0.3 s, and it is an extra.
-        from kpl_integrations.ingest.settings_sources import find_settings  # noqa: PLC0415
+        from kpl_integrations.ingest.settings_sources import find_settings, unknown_variables  # noqa: PLC0415
 
+        unknown = unknown_variables(ours)
+        if file is None and len(unknown) == len(ours):
+            return _of_producer(environment, unknown)
         settings = find_settings({}, file=file, environment=environment).settings
     except ConfigError as error:
         raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
@@ -69,13 +85,37 @@ def find_configuration(file: Path | None, environment: Mapping[str, str] = os.en
         message = f"{error.name} is not installed; pip install 'kpl-integrations[cli,ingest]'"
         raise CommandFailure(message) from error
     source = "KPL_INGEST_ variables" if file is None else f"{file} and KPL_INGEST_ variables"
-    return FoundConfiguration(settings.producer, settings, f"a gateway's, from {source}")
+    return FoundConfiguration(settings.producer, settings, f"a gateway's, from {source}", _of_no_setting(unknown))
+
+
+def _of_producer(environment: Mapping[str, str], ingest: Sequence[str] = ()) -> FoundConfiguration:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = Config.from_env(environment)
+    sentences = [str(each.message) for each in caught if each.category is UserWarning]
+    unknown = "; ".join(filter(None, [*sentences, _of_no_setting(ingest)]))
+    return FoundConfiguration(config, None, "a producer's, from KPL_ variables", unknown)
+
+
+def _is_of_a_service(name: str, environment: Mapping[str, str]) -> bool:
+    return _OF_A_SERVICE.fullmatch(name.upper()) is not None or _ADDRESS.match(environment[name]) is not None
+
+
+def _of_no_setting(unknown: Sequence[str]) -> str:
+    return f"the gateway has no setting {', '.join(unknown)}" if unknown else ""
+
+
+def check_settings(found: FoundConfiguration) -> Check:
+    """Say whose configuration it is, and name the variables that set nothing."""
+    if found.unknown:
+        return Check("settings", "warning", f"{found.source}; {found.unknown}", "correct or unset these variables")
+    return Check("settings", "ok", found.source)
 
 
 async def check_parts(found: FoundConfiguration, producer: Config | None) -> list[Check]:
     """Check every part that the configuration names. `producer` has the region and endpoint, if they are known."""
-    config, settings, _ = found
-    checks = [*check_files(config), await check_coordination(config)]
+    config, settings = found.config, found.settings
+    checks = [*check_files(config, settings), await check_coordination(config)]
     if producer is not None:
         # It may ask for credentials.
         checks.append(await anyio.to_thread.run_sync(check_transport, producer))
@@ -85,30 +125,46 @@ async def check_parts(found: FoundConfiguration, producer: Config | None) -> lis
     return checks
 
 
-def check_files(config: Config) -> Iterator[Check]:
-    """Check the disks of the spool and of the dead letters."""
-    if config.spool is None:
-        yield Check("spool", "ok", "none is configured")
+def check_files(config: Config, settings: "IngestSettings | None" = None) -> Iterator[Check]:
+    """Check the disks of the spool and of the dead letters, with the files of all workers of a gateway."""
+    configs = [config] if settings is None else _of_each_worker(settings)
+    spools = [each.spool for each in configs if each.spool is not None]
+    yield _check_disk("spool", spools) if spools else Check("spool", "ok", "none is configured")
+    letters = [each.dead_letters for each in configs if each.dead_letters is not None]
+    files = [SpoolOptions(path=each.path, max_dead_letter_bytes=each.max_bytes) for each in letters if each.path]
+    sink = None if settings is None else settings.dead_letters_sqs or settings.dead_letters_s3
+    if files:
+        yield _check_disk("dead letters", files)
+    elif sink is not None:
+        yield Check("dead letters", "skipped", f"sent to {sink}; not checked")
+    elif letters and not spools:
+        yield Check("dead letters", "skipped", "sent to the producer's dead_letter_sink; not checked")
     else:
-        yield _check_disk("spool", config.spool)
-    letters = config.dead_letters
-    if letters is None or letters.path is None:
-        kept = config.spool is not None and letters is not None
-        yield Check("dead letters", "ok", "in the spool's file" if kept else "no file is configured")
-    else:
-        yield _check_disk("dead letters", SpoolOptions(path=letters.path, max_dead_letter_bytes=letters.max_bytes))
+        yield Check("dead letters", "ok", "in the spool's file" if letters else "none are kept")
 
 
-def _check_disk(name: str, options: SpoolOptions) -> Check:
-    file, folder = options.file, options.file.absolute().parent
+def _of_each_worker(settings: "IngestSettings") -> list[Config]:
+    from kpl_integrations.ingest.workers.spool_files import SINGLE, settings_of_worker  # noqa: PLC0415 - as above
+
+    workers = [SINGLE] if settings.workers == 1 else range(settings.workers)
+    return [settings_of_worker(settings, worker).producer for worker in workers]
+
+
+def _check_disk(name: str, files: Sequence[SpoolOptions]) -> Check:
+    """Check the files of one folder, one for each worker."""
+    first, folder = files[0].file, files[0].file.absolute().parent
     if not folder.is_dir():
         return Check(name, "failed", f"{folder} is no folder", "create it, for the user of the producer")
-    wanted = os.R_OK | os.W_OK
-    if not os.access(folder, wanted | os.X_OK) or (file.exists() and not os.access(file, wanted)):
-        return Check(name, "failed", f"this user may not write {file}", f"let this user write {file} and {folder}")
-    free, used = shutil.disk_usage(folder).free, file.stat().st_size if file.exists() else 0
-    needed = int((options.max_bytes + options.max_dead_letter_bytes) * _FILE_SHARE) + _WAL_BYTES - used
-    shown = f"{file} may grow by {max(0, needed) / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
+    wanted, needed = os.R_OK | os.W_OK, 0
+    for options in files:
+        file = options.file
+        if not os.access(folder, wanted | os.X_OK) or (file.exists() and not os.access(file, wanted)):
+            return Check(name, "failed", f"this user may not write {file}", f"let this user write {file} and {folder}")
+        most = int((options.max_bytes + options.max_dead_letter_bytes) * _FILE_SHARE) + _WAL_BYTES
+        needed += max(0, most - (file.stat().st_size if file.exists() else 0))
+    free = shutil.disk_usage(folder).free
+    shown = f"{first}" if len(files) == 1 else f"{len(files)} files, {first} to {files[-1].file.name},"
+    shown += f" may grow by {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
     if free < needed:
         return Check(name, "warning", shown, "give it a larger disk, or lower its max_bytes")
     return Check(name, "ok", shown)

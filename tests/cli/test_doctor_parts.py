@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from kpl_integrations.cli.doctor_parts import (
     check_certificate,
     check_coordination,
     check_files,
+    check_settings,
     check_tenants,
     check_transport,
     find_configuration,
 )
 from kpl_integrations.cli.exit_code import CommandFailure
+from kpl_integrations.ingest import load_settings
 from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
 
 MIB = 1024 * 1024
@@ -40,6 +43,37 @@ def test_the_disk_of_a_spool_is_checked(tmp_path: Path) -> None:
     missing = of_files(Config(dead_letters=DeadLetterOptions(path=tmp_path / "none" / "letters.db")))
     assert (missing["spool"].found, missing["dead letters"].status) == ("none is configured", "failed")
     assert "is no folder" in missing["dead letters"].found
+
+
+def test_the_files_of_all_workers_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2_000_000_000))
+    sizes = {"spool_max_bytes": 100_000_000, "spool_max_dead_letter_bytes": 100_000_000}
+    one = load_settings(spool=tmp_path / "s.db", **sizes)
+    [spool, _] = check_files(one.producer, one)
+    assert (spool.status, spool.found) == ("ok", f"{tmp_path}/s.db may grow by 0.3 GB, and 2.0 GB are free")
+    eight = load_settings(spool=tmp_path / "s.db", workers=8, **sizes)
+    [spool, _] = check_files(eight.producer, eight)
+    grows = "may grow by 2.6 GB, and 2.0 GB are free"
+    assert (spool.status, spool.found) == ("warning", f"8 files, {tmp_path}/s-0.db to s-7.db, {grows}")
+    with (tmp_path / "s-3.db").open("wb") as file:
+        file.truncate(1_000_000_000)
+    [spool, _] = check_files(eight.producer, eight)
+    # A file that is larger than it may be gives the others no room.
+    assert "may grow by 2.3 GB" in spool.found
+
+
+@pytest.mark.parametrize("setting", ["dead_letters_sqs", "dead_letters_s3"])
+@pytest.mark.parametrize("spooled", [True, False])
+def test_dead_letters_that_leave_the_machine_are_not_checked(tmp_path: Path, setting: str, spooled: bool) -> None:
+    place = "https://sqs.eu-west-1.amazonaws.com/1/lost" if setting.endswith("sqs") else "bucket/lost/"
+    settings = load_settings(spool=tmp_path / "s.db" if spooled else None, **{setting: place})
+    [_, letters] = check_files(settings.producer, settings)
+    assert letters == Check("dead letters", "skipped", f"sent to {place}; not checked")
+
+
+def test_the_sink_of_an_application_is_not_checked() -> None:
+    found = of_files(Config(dead_letters=DeadLetterOptions()))["dead letters"]
+    assert (found.status, found.found) == ("skipped", "sent to the producer's dead_letter_sink; not checked")
 
 
 def test_a_spool_that_this_user_may_not_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +155,29 @@ def test_the_configuration_is_a_gateways_if_something_of_one_is_set(tmp_path: Pa
     file.write_text("prot = 1\n")
     with pytest.raises(CommandFailure, match=r"gateway\.toml:1: prot is no setting of the gateway; did you mean port"):
         find_configuration(file, {})
+
+
+# The environment, whether it is a gateway's, and what is said of variables that set nothing.
+UNKNOWN: list[tuple[dict[str, str], bool, str]] = [
+    ({"KPL_INGEST_SERVICE_HOST": "10.0.0.1", "KPL_INGEST_PORT": "tcp://10.0.0.1:80"}, False, ""),
+    ({"KPL_INGEST_SERVICE_PORT_HTTP": "80", "KPL_INGEST_PORT_80_TCP_ADDR": "10.0.0.1"}, False, ""),
+    ({"KPL_INGEST_SPOOOL": "a"}, False, "the gateway has no setting KPL_INGEST_SPOOOL; did you mean KPL_INGEST_SPOOL?"),
+    ({"KPL_INGEST_SERVICE_HOST": "10.0.0.1", "KPL_INGEST_PORT": "8080"}, True, ""),
+    ({"KPL_INGEST_PORT": "8080", "KPL_INGEST_HSOT": "a"}, True, "the gateway has no setting KPL_INGEST_HSOT"),
+    ({"KPL_RECORD_TTL": "5"}, False, "are ignored: KPL_RECORD_TTL (did you mean KPL_RECORD_TTL_MS?)"),
+]
+
+
+@pytest.mark.parametrize(("environment", "is_gateway", "words"), UNKNOWN)
+def test_variables_that_set_nothing_are_named_and_make_no_gateway(
+    environment: dict[str, str],
+    is_gateway: bool,
+    words: str,
+) -> None:
+    found = find_configuration(None, environment)
+    assert (found.settings is not None) is is_gateway
+    check = check_settings(found)
+    assert (check.status, words in check.found, bool(check.fix)) == ("warning" if words else "ok", True, bool(words))
 
 
 def test_the_command_checks_a_gateway_by_its_file(kpl, stream, tmp_path):
