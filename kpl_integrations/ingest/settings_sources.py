@@ -47,6 +47,7 @@ _CHARGED_SECONDS: Final = 5.0
 _CHARGED: Final = ("s3://", "dynamodb://")
 _KEY: Final = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 _TABLE: Final = re.compile(r"""\s*\[\s*(.+?)\s*\]""")
+_LETTER_SINKS: Final = ("dead_letters_sqs", "dead_letters_s3")
 _FILE: Final = Option("The private file that has it.")
 _ENV: Final = Option("The variable that has it.")
 
@@ -304,13 +305,14 @@ def _parts(header: str) -> Sequence[str]:
 
 def _built(values: Mapping[str, Any]) -> IngestSettings:
     """Return the settings of these flat values, which are checked each for itself."""
+    _require_place_of_letters(values)
     own, producers = described(IngestSettings), dict(PRODUCER_DEFAULTS)
     if values.get("spool") is not None:
         producers.update(SPOOL_DEFAULTS)
     if values.get("coordination") is not None:
         is_charged = values["coordination"].startswith(_CHARGED)
         producers["coordination_interval_seconds"] = _CHARGED_SECONDS if is_charged else _QUICK_SECONDS
-    if values.get("dead_letters_sqs") or values.get("dead_letters_s3"):
+    if any(values.get(name) for name in _LETTER_SINKS):
         producers["dead_letters"] = True
     given = {producer_name(name): value for name, value in values.items() if name not in own}
     for name in ("breaker", "tiers"):
@@ -321,3 +323,20 @@ def _built(values: Mapping[str, Any]) -> IngestSettings:
         **{name: value for name, value in values.items() if name in own},
         producer=Config.from_mapping({**producers, **given}),
     )
+
+
+def _require_place_of_letters(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if dead letters are off and have a place, or are on and have none."""
+    letters = values.get("dead_letters")
+    sinks = [name for name in _LETTER_SINKS if values.get(name)]
+    if letters is False:
+        if sinks:
+            message = f"dead_letters is false, and {sinks[0]} is set; remove one of them"
+            raise ConfigError(message)
+        return
+    flat = flat_options(Config)
+    options = [name for name in values if name in flat and flat[name].group == "dead_letters"]
+    if options and not sinks and letters in {None, True} and values.get("spool") is None:
+        said = "dead_letters is true" if letters else f"{options[0]} is set"
+        message = f"{said}, and there is no place; give a path, spool, dead_letters_sqs or dead_letters_s3"
+        raise ConfigError(message)

@@ -101,6 +101,15 @@ def test_the_options_of_a_group_reach_the_producer():
             {"dead_letters_sqs": "https://q", "dead_letters_s3": "bucket"},
             "dead_letters_sqs and dead_letters_s3 are set",
         ),
+        (
+            {"dead_letters": False, "dead_letters_sqs": "https://q"},
+            "dead_letters is false, and dead_letters_sqs is set; remove one of them",
+        ),
+        (
+            {"dead_letters": True},
+            "dead_letters is true, and there is no place; give a path, spool, dead_letters_sqs or dead_letters_s3",
+        ),
+        ({"dead_letters_alarm_depth": 7}, "dead_letters_alarm_depth is set, and there is no place; give a path, spool"),
         ({"dead_letters_sqs": "letters"}, "dead_letters_sqs is 'letters'; it must be the URL of an SQS queue"),
         # `queued` would get 202 for records that then fail.
         ({"spool": "s.db", "spool_failure": "fail"}, "spool_failure is 'fail'; it must be one of 'bypass', 'refuse'"),
@@ -184,6 +193,22 @@ def test_a_secret_is_named_by_a_variable_or_a_private_file(tmp_path):
     settings, _ = find_settings({}, file=file, environment={**environment, "KPL_INGEST_COORDINATION": "memory://x"})
     assert settings.producer.coordination is not None
     assert settings.producer.coordination.store == "memory://x"
+
+
+@pytest.mark.parametrize(
+    ("given", "is_on"),
+    [
+        ({"dead_letters": False, "spool": "s.db"}, False),
+        ({"dead_letters": False}, False),
+        ({"dead_letters": True, "spool": "s.db"}, True),
+        ({"dead_letters": True, "dead_letters_s3": "bucket"}, True),
+        ({"dead_letters": "d.db"}, True),
+        ({"dead_letters_alarm_depth": 7, "dead_letters": "d.db"}, True),
+        ({"dead_letters_alarm_depth": 7, "dead_letters_sqs": "https://q"}, True),
+    ],
+)
+def test_dead_letters_are_on_where_they_have_a_place(given, is_on):
+    assert (load_settings(**given).producer.dead_letters is not None) is is_on
 
 
 def test_an_empty_variable_counts_as_not_set_and_space_around_a_value_is_ignored(tmp_path):
