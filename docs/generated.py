@@ -22,15 +22,13 @@ from kpl_integrations.cli.app import app
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.openapi import openapi_document
 from kpl_integrations.ingest.settings import PRODUCER_DEFAULTS, SPOOL_DEFAULTS, IngestSettings
-from kpl_integrations.ingest.settings_sources import NOT_IN_GATEWAY, gateway_options, producer_name
+from kpl_integrations.ingest.settings_sources import NOT_IN_GATEWAY, flag_of, gateway_options, producer_name
 from kpl_integrations.logging_handler.options import LogSettings
 from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.otel.options import OWN_NAMES, ExporterSettings, variable_suffix
 
 __all__ = ["GENERATED", "on_page_markdown"]
 
-# The parameters of `kpl serve` that have another name than their setting.
-_FLAG_NAMES = {"allow_host": "allowed_hosts"}
 _ONLY_GATEWAY = "- (of a server)"
 _ONLY_HANDLER = "- (of log records)"
 _ONLY_TELEMETRY = "- (of telemetry)"
@@ -148,9 +146,8 @@ def serve_parameters() -> list[Any]:
 
 def serve_flags() -> dict[str, str]:
     """Return the settings that have an option of `kpl serve`, with that option."""
-    flags = {str(parameter.name): parameter.opts[0] for parameter in serve_parameters()}
-    found = {_FLAG_NAMES.get(name, name): flag for name, flag in flags.items()}
-    return {name: flag for name, flag in found.items() if name in gateway_options()}
+    flags = {parameter.opts[0] for parameter in serve_parameters()}
+    return {name: flag for name in gateway_options() if (flag := flag_of(name)) in flags}
 
 
 def _flag_cell(setting: str, flags: dict[str, str]) -> str:

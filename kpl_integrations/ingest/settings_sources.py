@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from kpl_core import Config, ConfigError, StreamConfig
@@ -41,6 +42,8 @@ NOT_IN_GATEWAY: Final[Mapping[str, str]] = {
 _RENAMED: Final = {"max_connections": "kinesis_max_connections"}
 # What a gateway's producer may have less of. With "fail", `queued` would get 202 for records that then fail.
 _NARROWED: Final[Mapping[str, tuple[Any, ...]]] = {"spool_failure": (Literal["bypass", "refuse"],)}
+# Settings whose option of `kpl serve` has another name, because it has one of several values.
+_FLAGS: Final = {"allowed_hosts": "allow_host"}
 # The time between two sync rounds. A local store or Redis answers within milliseconds; AWS charges for each call.
 _QUICK_SECONDS: Final = 1.0
 _CHARGED_SECONDS: Final = 5.0
@@ -64,6 +67,9 @@ class LoadedSettings(NamedTuple):
 
     settings: IngestSettings
     made: Mapping[str, Setting]
+
+
+_NO_PRESETS: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 
 def gateway_options() -> dict[str, DescribedOption]:
@@ -96,10 +102,11 @@ def find_settings(
     file_text: str | None = None,
     environment: Mapping[str, str] = os.environ,
     assigned: Mapping[str, str] | None = None,
+    presets: Mapping[str, Setting] = _NO_PRESETS,
 ) -> LoadedSettings:
     """Return the settings of all sources. A command also has those `assigned` with `--set NAME=VALUE`.
 
-    `file` is read, unless `file_text` is what it had.
+    `file` is read, unless `file_text` is what it had. The `presets` take the place of defaults.
 
     Raises:
         ConfigError: as `load_settings`. The message has the flag, the variable, or file and line.
@@ -109,6 +116,7 @@ def find_settings(
         _arguments(given, options) if assigned is None else _flags(given, assigned, options),
         _variables(environment, options),
         {} if file is None else _of_file(file, read_settings_file(file) if file_text is None else file_text, options),
+        presets,
     ]
     made: dict[str, Setting] = {}
     for name, option in options.items():
@@ -125,6 +133,11 @@ def read_settings_file(path: Path) -> str:
         ConfigError: it cannot be read, or other users may change it.
     """
     return read_checked(path, "the configuration", require_not_writable_by_others)
+
+
+def flag_of(setting: str) -> str:
+    """Return the option of `kpl serve` for a setting, if there is one."""
+    return f"--{_FLAGS.get(setting, setting).replace('_', '-')}"
 
 
 def producer_name(setting: str) -> str:
@@ -171,7 +184,7 @@ def _flags(
     given: Mapping[str, object], assigned: Mapping[str, str], options: Mapping[str, DescribedOption]
 ) -> dict[str, Setting]:
     if twice := [name for name in assigned if given.get(name) is not None]:
-        message = f"--set {twice[0]} and --{twice[0].replace('_', '-')} are both set; give one of them"
+        message = f"--set {twice[0]} and {flag_of(twice[0])} are both set; give one of them"
         raise ConfigError(message)
     if secrets := [name for name, text in assigned.items() if _holds_secret(name, text, options)]:
         message = (
@@ -179,7 +192,7 @@ def _flags(
             f"with --set {secrets[0]}_env=NAME, or its file with --set {secrets[0]}_file=PATH"
         )
         raise ConfigError(message)
-    flags = {f"--{name.replace('_', '-')}": (name, value) for name, value in given.items()}
+    flags = {flag_of(name): (name, value) for name, value in given.items()}
     return _given({**flags, **{f"--set {name}": (name, text) for name, text in assigned.items()}}, options)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from docs import generated
 from kpl_core import ConfigError
 from kpl_integrations.cli.serve.worker import Given
 
@@ -36,3 +37,52 @@ def test_a_file_that_cannot_be_read_is_an_error_at_the_start(tmp_path):
     assert given().with_file_text() == given()
     with pytest.raises(ConfigError, match=r"gateway\.toml: No such file"):
         given(file=str(tmp_path / "gateway.toml")).with_file_text()
+
+
+# What beside --local is given, and the allowed hosts and drain delay with their origins.
+BESIDE_LOCAL = [
+    ({}, "", ("localhost", "--local"), (0.0, "--local")),
+    ({"assigned": {"allowed_hosts": "foo"}}, "", ("foo", "--set allowed_hosts"), (0.0, "--local")),
+    ({"options": {"allowed_hosts": "foo"}}, "gw.example", ("foo", "--allow-host"), (0.0, "--local")),
+    ({}, "gw.example", ("gw.example", "KPL_INGEST_ALLOWED_HOSTS"), (0.0, "--local")),
+    ({"options": {"drain_delay_seconds": 3.0}}, "", ("localhost", "--local"), (3.0, "--drain-delay-seconds")),
+]
+
+
+@pytest.mark.parametrize(("arguments", "variable", "hosts", "delay"), BESIDE_LOCAL)
+def test_every_source_precedes_what_local_presets(monkeypatch, arguments, variable, hosts, delay):
+    monkeypatch.setenv("KPL_INGEST_ALLOWED_HOSTS", variable)
+    settings, made = given(local=True, **arguments).settings()
+    assert (settings.allowed_hosts, made["allowed_hosts"].origin) == hosts
+    assert (settings.drain_delay_seconds, made["drain_delay_seconds"].origin) == delay
+
+
+def test_without_local_nothing_is_preset():
+    settings, made = given().settings()
+    assert (settings.allowed_hosts, settings.drain_delay_seconds, made) == (None, 5.0, {})
+
+
+def test_local_takes_the_endpoint_of_the_command_line_none_of_the_environment_and_refuses_that_of_a_file(
+    tmp_path, monkeypatch
+):
+    url = "http://127.0.0.1:4567"
+    for one in ({"options": {"endpoint_url": url}}, {"assigned": {"endpoint_url": url}}):
+        assert given(local=True, **one).settings().settings.producer.endpoint_url == url
+    monkeypatch.setenv("KPL_INGEST_ENDPOINT_URL", url)
+    assert given().settings().settings.producer.endpoint_url == url
+    assert given(local=True).settings().settings.producer.endpoint_url is None
+    file = tmp_path / "gateway.toml"
+    file.write_text(f"\nendpoint_url = '{url}'")
+    with pytest.raises(ConfigError) as error:
+        given(local=True, file=str(file)).settings()
+    assert str(error.value) == (
+        f"{file}:2: endpoint_url is set, and --local starts a Kinesis of its own; remove one of them, or name a local "
+        f"Kinesis with --endpoint-url"
+    )
+
+
+@pytest.mark.parametrize(("name", "flag"), generated.serve_flags().items())
+def test_an_error_names_a_flag_that_there_is(name, flag):
+    with pytest.raises(ConfigError) as error:
+        given(options={name: "1"}, assigned={name: "1"}).settings()
+    assert str(error.value) == f"--set {name} and {flag} are both set; give one of them"

@@ -36,7 +36,7 @@ from kpl_integrations.cli.terminal import (
 from kpl_integrations.ingest import IngestGateway, IngestSettings
 from kpl_integrations.ingest.http.listening import SpareSockets
 from kpl_integrations.ingest.serving import GatewayServer
-from kpl_integrations.ingest.settings_sources import LoadedSettings, Setting, find_settings, read_settings_file
+from kpl_integrations.ingest.settings_sources import PREFIX, LoadedSettings, Setting, find_settings, read_settings_file
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 from kpl_integrations.ingest.workers.link import (
     Channel,
@@ -51,6 +51,13 @@ from kpl_integrations.ingest.workers.spool_files import has_more, settings_of_wo
 _INPUT: Final = 0
 _POLL_SECONDS: Final = 0.25
 LOGGED: Final = {"kpl_integrations": logging.INFO, "kpl_core": logging.INFO, "uvicorn.error": logging.ERROR}
+# A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway through the
+# developer's browser, so it answers only to loopback names, and to those that are allowed.
+_LOCAL: Final = {
+    "drain_delay_seconds": Setting(0.0, "--local"),
+    "allowed_hosts": Setting("localhost", "--local"),
+}
+_ENDPOINT: Final = f"{PREFIX}ENDPOINT_URL"
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,19 +90,32 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: one is unknown or invalid.
         """
         given = {name: value for name, value in self.options.items() if value is not None}
+        # Another Kinesis that the environment names is not local.
+        ignored = {_ENDPOINT} if self.local else set()
+        environment = {name: text for name, text in os.environ.items() if name.upper() not in ignored}
+        settings, made = find_settings(
+            given,
+            file=None if self.file is None else Path(self.file),
+            file_text=self.file_text,
+            environment=environment,
+            assigned=self.assigned,
+            presets=_LOCAL if self.local else {},
+        )
         if self.local:
-            # A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
-            # through the developer's browser, so it answers only to loopback names.
-            given = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost", **given}
-        file = None if self.file is None else Path(self.file)
-        settings, made = find_settings(given, file=file, file_text=self.file_text, assigned=self.assigned)
-        if self.local and given.get("endpoint_url") is None:
-            # Another Kinesis that the environment names is not local.
-            settings = settings.with_producer(endpoint_url=None)
+            _require_local_endpoint(made.get("endpoint_url"))
         elif settings.producer.endpoint_url is None and (endpoint := endpoint_of_environment()) is not None:
             settings = settings.with_producer(endpoint_url=endpoint)
             made = {**made, "endpoint_url": Setting(endpoint, "AWS_ENDPOINT_URL_KINESIS or AWS_ENDPOINT_URL")}
         return LoadedSettings(settings, made)
+
+
+def _require_local_endpoint(endpoint: Setting | None) -> None:
+    if endpoint is not None and not endpoint.origin.startswith("--"):
+        message = (
+            f"{endpoint.origin}: endpoint_url is set, and --local starts a Kinesis of its own; remove one of them, or "
+            f"name a local Kinesis with --endpoint-url"
+        )
+        raise ConfigError(message)
 
 
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
