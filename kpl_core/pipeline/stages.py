@@ -74,6 +74,8 @@ class SpoolState:
         # Why it cannot store, None while it can; and since when.
         self.why: str | None = None
         self.since = 0.0
+        # It cannot store because it has `max_bytes`; its disk may be well.
+        self.is_full = False
         # Accepted user records that went straight to Kinesis.
         self.bypassed = 0
         # The streams and partition keys that have records in the spool, None before they are known. Read only while it
@@ -87,16 +89,16 @@ class SpoolState:
         """Return True if the last write succeeded, or there was none."""
         return self.why is None
 
-    def refused(self, why: str, now: float) -> bool:
+    def refused(self, why: str, now: float, *, is_full: bool = False) -> bool:
         """Note that the spool did not store; return True if it did before."""
-        did_store, self.why = self.why is None, why
+        did_store, self.why, self.is_full = self.why is None, why, is_full
         if did_store:
             self.since, self.keys = now, None
         return did_store
 
     def stored(self) -> bool:
         """Note that the spool has stored; return True if it did not before."""
-        did_store, self.why = self.why is None, None
+        did_store, self.why, self.is_full = self.why is None, None, False
         return not did_store
 
     def unready(self) -> str | None:

@@ -146,7 +146,7 @@ class DurableStore:
         assert self.spool is not None  # noqa: S101 - write-ahead is a mode of the spool
         writes = write_ahead.take()
 
-        def refused(why: str) -> None:
+        def refused(why: BaseException | str) -> None:
             now = self._streams.clock()
             self._watch.refused(why, now)
             for detached, durable in writes:
@@ -155,7 +155,7 @@ class DurableStore:
                     self.state.bypassed += 1
                     pipeline.start_written(detached, now, is_stored=False)
                 else:
-                    write_ahead.not_written(detached, why, now)
+                    write_ahead.not_written(detached, str(why), now)
             self._tell_facts(pipeline)
             self._streams.wake(pipeline.stream)
 
@@ -164,13 +164,13 @@ class DurableStore:
         try:
             stored = self.spool.spool.append_nowait(records, claim=True)
         except SpoolError as error:
-            refused(str(error))
+            refused(error)
             return
 
         def written() -> None:
             error = stored.exception()
             if error is not None:
-                refused(str(error))
+                refused(error)
                 return
             started = 0
             self._watch.stored(self._streams.clock())
@@ -228,7 +228,7 @@ class DurableStore:
         except SpoolError as error:
             _log.warning("%d user records could not be %s: %s", len(group), place.replace("_", "-"), error)
             if place == "spooled":
-                self._watch.refused(str(error), self._streams.clock())
+                self._watch.refused(error, self._streams.clock())
             self._send(pipeline, group, choice + 1)
             return
 
@@ -236,7 +236,7 @@ class DurableStore:
             if place == "spooled":
                 error = stored.exception()
                 now = self._streams.clock()
-                self._watch.stored(now) if error is None else self._watch.refused(str(error), now)
+                self._watch.stored(now) if error is None else self._watch.refused(error, now)
             refused = set() if place == "spooled" or self._sender is None else self._sender.refused(stored)
             failed = stored.exception() is not None
             taken = [each for index, each in enumerate(group) if not failed and index not in refused]

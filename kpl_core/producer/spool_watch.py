@@ -6,7 +6,7 @@ from typing import Final
 
 import anyio
 
-from kpl_core.durability.spool import AsyncSpool, SpoolError
+from kpl_core.durability.spool import AsyncSpool, SpoolError, SpoolFull
 from kpl_core.pipeline.stages import PROBE_SECONDS, SpoolState
 
 _log: Final = logging.getLogger("kpl_core")
@@ -28,9 +28,9 @@ class SpoolWatch:
         self._in_order = in_order
         self._failing = anyio.Event()
 
-    def refused(self, why: str, now: float) -> None:
+    def refused(self, why: BaseException | str, now: float) -> None:
         """Note that the spool did not store."""
-        if self._state.refused(why, now):
+        if self._state.refused(str(why), now, is_full=isinstance(why, SpoolFull)):
             meanwhile = _MEANWHILE[self._state.failure] if self._state.writes_ahead else _MEANWHILE_OVERFLOW
             _log.error("the spool cannot store; until it can, %s: %s", meanwhile, why)
             self._failing.set()
@@ -61,7 +61,7 @@ class SpoolWatch:
                 try:
                     await spool.mailbox.wait_for(spool.spool.probe_nowait())
                 except SpoolError as error:
-                    self.refused(str(error), clock())
+                    self.refused(error, clock())
                 else:
                     self.stored(clock())
             self._failing = anyio.Event()

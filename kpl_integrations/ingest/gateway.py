@@ -57,7 +57,7 @@ from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
-from kpl_integrations.ingest.outside_parts import dead_letter_sink, opentelemetry_metrics
+from kpl_integrations.ingest.outside_parts import WatchedSink, dead_letter_sink, opentelemetry_metrics
 from kpl_integrations.ingest.parts.watch import PartsWatch
 from kpl_integrations.ingest.routes.kinesis_wire import KinesisWireRoute
 from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, OtlpRoute
@@ -151,12 +151,12 @@ class IngestGateway:
                 hooks.insert(0, self._supervisor.counts)
             measured = opentelemetry_metrics(self.settings)
             hooks += [] if measured is None else [measured]
-            sink = await stack.enter_async_context(dead_letter_sink(self.settings))
+            sink = await stack.enter_async_context(dead_letter_sink(self.settings, clock))
             producer = Producer(self._config, transport=transport, hooks=hooks, dead_letter_sink=sink)
             await stack.enter_async_context(producer)
             if measured is not None:
                 measured.watch(producer_source(producer))
-            self.opened = opened = self._open(producer, transport, clock)
+            self.opened = opened = self._open(producer, transport, sink, clock)
             own = SingleProcessStats(opened, metrics)
             if self._sharing is not None:
                 shared = shared_quotas(
@@ -180,7 +180,9 @@ class IngestGateway:
         self._entered = True
         return self
 
-    def _open(self, producer: Producer, transport: KinesisTransport, clock: Callable[[], float]) -> OpenGateway:
+    def _open(
+        self, producer: Producer, transport: KinesisTransport, sink: WatchedSink | None, clock: Callable[[], float]
+    ) -> OpenGateway:
         accounts = TenantAccounts(
             clock=clock,
             chance=self._chance,
@@ -196,6 +198,8 @@ class IngestGateway:
             lambda: admission.state,
             has_tenants_file=not isinstance(self.directory, OpenTenants | CallableTenants),
             certificate=self.certificate,
+            default_ack=self.settings.default_ack,
+            sink=sink,
             clock=clock,
         )
         return OpenGateway(

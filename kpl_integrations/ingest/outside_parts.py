@@ -1,22 +1,52 @@
 """What a gateway's producer has outside this process, by the settings: a place for dead letters, and other metrics."""
 
 import contextlib
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from kpl_core import ConfigError
 from kpl_integrations.ingest.settings import IngestSettings
 
 if TYPE_CHECKING:
-    from kpl_core.durability.dead_letters import DeadLetterSink
+    from kpl_core.durability.dead_letters import DeadLetterSink, SinkReport
+    from kpl_core.durability.spool import DeadLetter
     from kpl_integrations.metrics.opentelemetry import OpenTelemetryMetrics
 
 # In a bucket without a prefix of the settings.
 _PREFIX = "dead-letters/"
 
+_log: Final = logging.getLogger(__name__)
+
+
+class WatchedSink:
+    """A sink, and when it last did not take a letter. `clock` is monotonic seconds."""
+
+    def __init__(self, sink: "DeadLetterSink", clock: Callable[[], float]) -> None:
+        self._sink = sink
+        self._clock = clock
+        # `-math.inf` while it takes all.
+        self.failed_at = -math.inf
+
+    async def send(self, letters: "Sequence[DeadLetter]") -> "SinkReport":
+        """Send the letters to the sink; raises what it does."""
+        try:
+            report = await self._sink.send(letters)
+        except Exception:
+            self.failed_at = self._clock()
+            raise
+        if not report.refused:
+            self.failed_at = -math.inf
+            return report
+        if self.failed_at == -math.inf:
+            _log.warning("dead letters are not taken, so their records have failed: %s", report.refused[0].why)
+        self.failed_at = self._clock()
+        return report
+
 
 @contextlib.asynccontextmanager
-async def dead_letter_sink(settings: IngestSettings) -> AsyncIterator["DeadLetterSink | None"]:
+async def dead_letter_sink(settings: IngestSettings, clock: Callable[[], float]) -> AsyncIterator[WatchedSink | None]:
     """Open the queue or the bucket that gets the dead letters; None if the settings name neither.
 
     The client's region is the producer's. Its endpoint is that of any AWS client, such as `AWS_ENDPOINT_URL_SQS`.
@@ -33,10 +63,10 @@ async def dead_letter_sink(settings: IngestSettings) -> AsyncIterator["DeadLette
     service = "sqs" if queue_url is not None else "s3"
     async with AioSession().create_client(service, region_name=settings.producer.region) as client:
         if queue_url is not None:
-            yield SqsSink(client, queue_url)
+            yield WatchedSink(SqsSink(client, queue_url), clock)
         else:
             bucket, _, prefix = str(place).partition("/")
-            yield S3Sink(client, bucket, prefix=prefix or _PREFIX)
+            yield WatchedSink(S3Sink(client, bucket, prefix=prefix or _PREFIX), clock)
 
 
 def opentelemetry_metrics(settings: IngestSettings) -> "OpenTelemetryMetrics | None":

@@ -186,7 +186,8 @@ class DeadLetterQueue:
         """
         if self.failing and not self._is_full:
             with contextlib.suppress(SpoolError):
-                self.spool.probe_nowait().add_done_callback(self._probed)
+                # Not the spool's own probe: that asks for room for records, and letters have their own bound.
+                self.spool.ask(SpoolStore.probe).add_done_callback(self._probed)
 
     def _probed(self, probe: "Future[None]") -> None:
         if not self._is_full:

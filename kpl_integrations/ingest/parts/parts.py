@@ -42,9 +42,11 @@ class Symptom(StrEnum):
     DRAINING = "draining"
     BUFFER_FULL = "buffer full"
     SPOOL_REFUSES = "spool refuses"
+    SPOOLED_REFUSED = "spooled refused"
     SPOOL_BYPASSED = "spool bypassed"
     SPOOL_OVERFLOW_FAILS = "spool overflow fails"
     LETTERS_NOT_STORED = "letters not stored"
+    LETTERS_NOT_TAKEN = "letters not taken"
     LETTERS_MANY = "letters many"
     COORDINATION_FAILS = "coordination fails"
     TENANTS_NOT_READ = "tenants not read"
@@ -72,7 +74,10 @@ class PartRule(NamedTuple):
 
 
 _WAIT: Final = "nothing: the gateway is being stopped"
-_DISK: Final = "free space on the disk of the spool, or repair it; the log names the cause"
+_SPOOL: Final = (
+    "if it is full, raise spool_max_bytes and see the part kinesis; otherwise free space on its disk, or repair it: "
+    "the log names the cause"
+)
 _STORE: Final = "the log names the stream and the error; run `kpl doctor STREAM`"
 
 # The rows of a part are in the order of their weight.
@@ -93,23 +98,31 @@ RULES: Final = (
         "the buffer is {} full",
         "add shards or gateways if this lasts; see the part kinesis",
     ),
+    PartRule(*(Part.SPOOL, Symptom.SPOOL_REFUSES, PartState.FAILED, False, 0.0), "{}; puts are refused", _SPOOL),
     PartRule(
-        *(Part.SPOOL, Symptom.SPOOL_REFUSES, PartState.FAILED, False, 0.0), "cannot store; puts are refused", _DISK
+        *(Part.SPOOL, Symptom.SPOOLED_REFUSED, PartState.FAILED, False, 0.0),
+        "{}; requests get 503, except those with ack=queued or ack=delivered, whose records go straight to Kinesis",
+        _SPOOL,
     ),
     PartRule(
         *(Part.SPOOL, Symptom.SPOOL_BYPASSED, PartState.DEGRADED, True, 0.0),
-        "cannot store; records go straight to Kinesis",
-        _DISK,
+        "{}; records go straight to Kinesis, and requests with ack=spooled get 503",
+        _SPOOL,
     ),
     PartRule(
         *(Part.SPOOL, Symptom.SPOOL_OVERFLOW_FAILS, PartState.DEGRADED, True, 0.0),
-        "cannot store; records that are not delivered in time fail, unless dead letters take them",
-        _DISK,
+        "{}; records that are not delivered in time fail, unless dead letters take them",
+        _SPOOL,
     ),
     PartRule(
         *(Part.DEAD_LETTERS, Symptom.LETTERS_NOT_STORED, PartState.FAILED, True, 0.0),
         "cannot store; records that fail are lost",
         "free space on the disk of the dead letters, or remove letters (`kpl dlq`); the log names the cause",
+    ),
+    PartRule(
+        *(Part.DEAD_LETTERS, Symptom.LETTERS_NOT_TAKEN, PartState.FAILED, True, 0.0),
+        "the queue or bucket did not take the latest ones; records that fail are lost",
+        "check what dead_letters_sqs or dead_letters_s3 names, and the right to write to it; the log names the cause",
     ),
     PartRule(
         *(Part.DEAD_LETTERS, Symptom.LETTERS_MANY, PartState.DEGRADED, True, 0.0),

@@ -16,7 +16,9 @@ from kpl_core import Producer
 from kpl_core.durability.circuit_breaker import BreakerState
 from kpl_core.hooks import CoordinatorMet
 from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text
+from kpl_integrations.ingest.outside_parts import WatchedSink
 from kpl_integrations.ingest.parts.parts import Part, Parts, PartState, PartStatus, Symptom
+from kpl_integrations.ingest.tenants import Ack
 from kpl_integrations.metrics.metrics_hook import Sample
 
 LOOK_SECONDS: Final = 1.0
@@ -24,6 +26,8 @@ FULL_ABOVE: Final = 0.9
 # How many streams or shards a detail names.
 _MOST_NAMED: Final = 3
 _WHOLE_STREAM: Final = ""
+# A failure that nothing has confirmed since, because there was no traffic, ends after so long.
+_FORGET_SECONDS: Final = 300.0
 _DAY_SECONDS: Final = 86_400.0
 _LEVELS: Final = {PartState.OK: logging.INFO, PartState.DEGRADED: logging.WARNING, PartState.FAILED: logging.ERROR}
 # Their changes are in the log already, or too frequent for it.
@@ -40,8 +44,9 @@ class PartsWatch:
         admission_state: "open", "draining" or "closed".
         has_tenants_file: the tenants are read again when they change.
         certificate: of the server in front, None without TLS.
+        default_ack: what requests get that choose none.
+        sink: takes the dead letters; None: a file does, or there are none.
         clock: monotonic seconds.
-        wall_clock: seconds since 1970.
     """
 
     def __init__(
@@ -51,14 +56,17 @@ class PartsWatch:
         *,
         has_tenants_file: bool,
         certificate: ServerCertificate | None,
+        default_ack: Ack,
+        sink: WatchedSink | None,
         clock: Callable[[], float],
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._producer = producer
         self._admission_state = admission_state
         self._certificate = certificate
+        self._default_ack = default_ack
+        self._sink = sink
         self._clock = clock
-        self._wall_clock = wall_clock
+        self._wall_clock = time.time
         # Why the tenants could not be read again, None if they were.
         self.tenants_problem: str | None = None
         # The last problem of each kind of coordination, "" if its last sync was a success.
@@ -66,7 +74,7 @@ class PartsWatch:
         is_configured = {
             Part.INTAKE: True,
             Part.SPOOL: producer.spool_state is not None,
-            Part.DEAD_LETTERS: producer.dead_letters is not None and producer.config.dead_letters is not None,
+            Part.DEAD_LETTERS: producer.config.dead_letters is not None,
             Part.COORDINATION: producer.coordination is not None,
             Part.TENANTS_FILE: has_tenants_file,
             Part.CERTIFICATE: certificate is not None,
@@ -125,17 +133,24 @@ class PartsWatch:
     def _disk(self) -> dict[Symptom, str]:
         found: dict[Symptom, str] = {}
         spool, letters = self._producer.spool_state, self._producer.dead_letters
+        disk_fails = False
         if spool is not None and not spool.can_store:
             if spool.unready() is not None:
-                found[Symptom.SPOOL_REFUSES] = ""
+                symptom = Symptom.SPOOL_REFUSES
+            elif not spool.writes_ahead:
+                symptom = Symptom.SPOOL_OVERFLOW_FAILS
             else:
-                found[Symptom.SPOOL_BYPASSED if spool.writes_ahead else Symptom.SPOOL_OVERFLOW_FAILS] = ""
+                symptom = Symptom.SPOOLED_REFUSED if self._default_ack == "spooled" else Symptom.SPOOL_BYPASSED
+            found[symptom] = "full (spool_max_bytes)" if spool.is_full else "cannot store"
+            disk_fails = not spool.is_full
         if letters is not None:
-            # Both are in one file.
-            if letters.failing or (spool is not None and not spool.can_store):
+            # Without a sink both are in one file, each with its own bound.
+            if letters.failing or (disk_fails and self._sink is None):
                 found[Symptom.LETTERS_NOT_STORED] = ""
             if letters.is_alarmed:
                 found[Symptom.LETTERS_MANY] = f"{letters.depth:,}"
+        if self._sink is not None and self._clock() - self._sink.failed_at <= _FORGET_SECONDS:
+            found[Symptom.LETTERS_NOT_TAKEN] = ""
         return found
 
     def _files(self) -> dict[Symptom, str]:

@@ -81,7 +81,7 @@ def test_queued_and_delivered_go_straight_to_kinesis_while_the_disk_is_full(
         assert refused.status_code == 503
         assert "the disk that holds it is full" in refused.json()["detail"]
         assert refused.headers["retry-after"]
-        detail = "cannot store; records go straight to Kinesis"
+        detail = "cannot store; records go straight to Kinesis, and requests with ack=spooled get 503"
         assert gateway.spool_check() == (200, "ready", {"ready": True, "detail": detail})
         wait_until(lambda: gateway.metric("kinesis_producer_outstanding_records") == 0, "all are delivered")
         assert gateway.metric("kinesis_producer_accepted_records_total") == 1_500
