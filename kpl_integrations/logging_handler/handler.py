@@ -100,7 +100,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
                 within 3 seconds; a number: within so many. None: only in children of multiprocessing.
 
     Raises:
-        ConfigError: there is no stream, or an option is out of its bounds.
+        ConfigError: there is no stream, an option is out of its bounds, or it excludes another one.
         InvalidUserRecord: no stream can have this name.
         TypeError: there is no such option.
     """
@@ -115,7 +115,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         transport: Callable[[Config], KinesisTransport] | None = None,
         **options: Unpack[LogOptions],
     ) -> None:
-        settings = self._settings = log_settings(stream, config, dict(options))
+        settings = self._settings = log_settings(stream, config, dict(options), is_shared=producer is not None)
         require_stream(stream)
         self.stream = stream
         self.close_timeout = settings.patience_seconds

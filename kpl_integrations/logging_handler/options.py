@@ -25,6 +25,13 @@ _OVERFLOWS: Final = ("drop_oldest", "drop_newest", "drop_lowest_level", "spool",
 _PATIENCE_SECONDS: Final = 5.0
 # A log record seldom has fewer bytes, so the bytes are the effective bound.
 _LEAST_RECORD_BYTES: Final = 100
+# The options that make the handler's own `Config`, and what stands for each in one that is given.
+_IN_CONFIG: Final[Mapping[str, str]] = {
+    "region": "region",
+    "endpoint_url": "endpoint_url",
+    "spool_path": "spool",
+    "max_sending_bytes": "max_outstanding_bytes",
+}
 
 
 class LogOptions(TypedDict, total=False):
@@ -113,14 +120,15 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if blocking is None else float(blocking[1])
 
 
-def log_settings(stream: str, config: object, options: dict[str, Any]) -> LogSettings:
+def log_settings(stream: str, config: object, options: dict[str, Any], *, is_shared: bool = False) -> LogSettings:
     """Return the checked options. Errors of `dictConfig` show them as their cause.
 
     `dictConfig` takes a TypeError that names `stream` for one of a handler of old, and hides it. So a missing name is a
     ConfigError.
 
     Raises:
-        ConfigError: there is no stream, `config` is no Config, or an option is out of its bounds.
+        ConfigError: there is no stream, `config` is no Config, an option is out of its bounds, or `config` or the
+            producer that is shared has it already.
         TypeError: there is no such option.
     """
     for name in options:
@@ -132,6 +140,14 @@ def log_settings(stream: str, config: object, options: dict[str, Any]) -> LogSet
         message = "KinesisHandler has no stream; give the name or the ARN of one"
         raise ConfigError(message)
     require_kind("config", config, Config | Mapping | None, "a kpl_core.Config, a table of its options, or left out")
+    for name, inside in _IN_CONFIG.items():
+        if options.get(name) is not None and (is_shared or config is not None):
+            message = (
+                f"{name} and producer are both set; the producer has its own options, so leave {name} out"
+                if is_shared
+                else f"{name} and config are both set; write {inside} into config"
+            )
+            raise ConfigError(message)
     return LogSettings(**options)
 
 
@@ -164,14 +180,14 @@ def producer_config(settings: LogSettings, config: Config | Mapping[str, Any] | 
         )
     wants = {"overflow": settings.overflow, "oversize": settings.oversize}
     for name, value in wants.items():
+        if is_shared and value in {"spool", "dlq"}:
+            message = f"{name} is {value!r}, which needs a producer of the handler's own; leave producer out"
+            raise ConfigError(message)
         place = {"spool": config.spool, "dlq": config.dead_letters}.get(value, config)
         if place is None:
             message = (
                 f"{name} is {value!r}, and there is no file to keep records in; set spool_path, or in config "
                 f"{'spool' if value == 'spool' else 'dead_letters'}"
             )
-            raise ConfigError(message)
-        if is_shared and value in {"spool", "dlq"}:
-            message = f"{name} is {value!r}, which needs a producer of the handler's own; leave producer out"
             raise ConfigError(message)
     return config

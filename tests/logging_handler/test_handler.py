@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import logging.config
-import math
 import os
 import subprocess
 import sys
@@ -17,12 +16,11 @@ import pytest
 import structlog
 from pythonjsonlogger.json import JsonFormatter as PythonJsonFormatter
 
-from kpl_core import BlockingProducer, Config, ConfigError
+from kpl_core import BlockingProducer, Config
 from kpl_core.background.process_end import NEEDS_SPARE_THREADS
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
-from kpl_integrations.logging_handler.options import LogSettings, producer_config
 from kpl_integrations.logging_handler.sender import SENDER_THREADS
 from tests.support.consumers import log_records, user_records
 from tests.support.running_program import environment
@@ -389,35 +387,6 @@ def test_dict_config_takes_scalars_and_factories(kinesis):
         assert first.level == logging.INFO
     finally:
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
-
-
-def test_the_options_of_the_producer_can_be_a_table_of_dict_config():
-    table = {"record_ttl_ms": 60_000, "region": "eu-west-1"}
-    config = producer_config(LogSettings(), table, is_shared=False)
-    assert config == Config(record_ttl_ms=60_000, region="eu-west-1")
-    KinesisHandler("logs", config=table).close()
-    with pytest.raises(ConfigError, match="there is no option 'record_ttl'; did you mean record_ttl_ms"):
-        KinesisHandler("logs", config={"record_ttl": 60_000})
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"overflow": "drop_all"}, "overflow is 'drop_all'; it must be one of 'drop_oldest'"),
-        ({"overflow": "block"}, "block\\(<seconds>\\)"),
-        ({"oversize": "explode"}, "oversize is 'explode'"),
-        ({"partition_key": "extra:"}, "partition_key is 'extra:'"),
-        ({"json_format": "xml"}, "json_format is 'xml'"),
-        ({"max_queue_bytes": 0}, "max_queue_bytes is 0"),
-        ({"close_timeout": -1}, "close_timeout is -1"),
-        ({"close_timeout": math.inf}, "close_timeout is inf; it must be a finite number"),
-        ({"max_queue_records": "100"}, "max_queue_records is '100'"),
-        ({"partition_key": None}, "partition_key is of type NoneType; it must be a str or a function"),
-    ],
-)
-def test_an_option_out_of_its_bounds_raises_an_error_that_names_it(options, words):
-    with pytest.raises(ConfigError, match=words):
-        KinesisHandler("logs", **options)
 
 
 def test_the_json_is_one_object_a_record(make, kinesis, logger):

@@ -32,7 +32,9 @@ def make(kinesis: FakeKinesis, path: Path) -> Iterator[Callable[..., KinesisHand
     made: list[KinesisHandler] = []
 
     def make_handler(**options: Any) -> KinesisHandler:
-        defaults = {"transport": lambda config: FakeTransport(kinesis), "spool_path": str(path), "close_timeout": 20}
+        defaults = {"transport": lambda config: FakeTransport(kinesis), "close_timeout": 20}
+        if "config" not in options:
+            defaults["spool_path"] = str(path)
         handler = KinesisHandler("logs", **{**defaults, **options})
         made.append(handler)
         return handler
@@ -217,6 +219,6 @@ def test_keeping_records_without_a_file_raises_an_error(options, words):
         KinesisHandler("logs", **options)
 
 
-def test_a_shared_producer_keeps_nothing_for_a_handler(path):
+def test_a_shared_producer_keeps_nothing_for_a_handler():
     with pytest.raises(ConfigError, match="needs a producer of the handler's own"):
-        KinesisHandler("logs", producer=BlockingProducer(Config()), overflow="spool", spool_path=str(path))
+        KinesisHandler("logs", producer=BlockingProducer(Config()), overflow="spool")
