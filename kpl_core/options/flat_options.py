@@ -8,6 +8,7 @@
 An option that is added to `Config` or to the class of a group has its flat name without further code.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -123,5 +124,10 @@ def _made(group: str, members: dict[str, Any], values: Mapping[str, Any]) -> Any
     try:
         return make(**members)
     except ConfigError as error:
-        message = f"{group}: {error}"
+        # One option excludes another one.
+        message = re.sub(rf"\b({'|'.join(described(make))})\b", lambda found: _flat_name(group, found[0]), str(error))
         raise ConfigError(message) from None
+
+
+def _flat_name(group: str, member: str) -> str:
+    return group if member == GROUPS[group].lead else f"{group}_{member}"

@@ -123,7 +123,11 @@ def find_settings(
         found = (_found(name, option, layer, environment) for layer in layers if option.option not in {_FILE, _ENV})
         if (setting := next((each for each in found if each is not None), None)) is not None:
             made[name] = setting
-    return LoadedSettings(_built({name: setting.value for name, setting in made.items()}), made)
+    try:
+        settings = _built({name: setting.value for name, setting in made.items()})
+    except ConfigError as error:
+        raise ConfigError(_with_origins(str(error), made)) from None
+    return LoadedSettings(settings, made)
 
 
 def read_settings_file(path: Path) -> str:
@@ -167,13 +171,20 @@ def _found(
     places = [place for place in (name, f"{name}_file", f"{name}_env") if place in layer]
     if len(places) > 1:
         message = f"{places[0]} and {places[1]} are both set; give one of them"
-        raise ConfigError(message)
+        raise ConfigError(_with_origins(message, layer))
     if not places or places[0] == name:
         return layer.get(name)
     setting = layer[places[0]]
     is_file = places[0].endswith("_file")
     reference = SecretReference(name, None if is_file else setting.value, setting.value if is_file else None)
     return Setting(_checked(option, reference.read(environment), name), f"{setting.origin} ({setting.value})")
+
+
+def _with_origins(message: str, made: Mapping[str, Setting]) -> str:
+    """Return the message with where each setting that it names comes from. An argument is known by its name."""
+    named = dict.fromkeys(word for word in re.findall(r"\w+", message) if word in made and made[word].origin != word)
+    places = "; ".join(f"{name}: {made[name].origin}" for name in named)
+    return f"{message} ({places})" if places else message
 
 
 def _checked(option: DescribedOption, value: Any, shown: str) -> Any:  # noqa: ANN401 - of the option's own type
@@ -339,7 +350,7 @@ def _built(values: Mapping[str, Any]) -> IngestSettings:
 
 
 def _require_place_of_letters(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError if dead letters are off and have a place, or are on and have none."""
+    """Raise ConfigError if dead letters are off and have a place, or are on and have none or two."""
     letters = values.get("dead_letters")
     sinks = [name for name in _LETTER_SINKS if values.get(name)]
     if letters is False:
@@ -347,6 +358,12 @@ def _require_place_of_letters(values: Mapping[str, Any]) -> None:
             message = f"dead_letters is false, and {sinks[0]} is set; remove one of them"
             raise ConfigError(message)
         return
+    if isinstance(letters, Path | str) and values.get("spool") is not None:
+        message = (
+            f"dead_letters is {str(letters)!r}, and spool is set; remove dead_letters, because the spool's own file "
+            f"holds them"
+        )
+        raise ConfigError(message)
     flat = flat_options(Config)
     options = [name for name in values if name in flat and flat[name].group == "dead_letters"]
     if options and not sinks and letters in {None, True} and values.get("spool") is None:

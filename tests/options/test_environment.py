@@ -111,7 +111,11 @@ def test_a_group_of_options_has_a_variable_for_each():
         ),
         (
             {"breaker_open_seconds": 50},
-            "breaker: max_open_seconds is 5, below open_seconds, 50; raise max_open_seconds",
+            "breaker_max_open_seconds is 5, below breaker_open_seconds, 50; raise breaker_max_open_seconds or lower",
+        ),
+        (
+            {"spool": "a", "spool_failure": "bypass"},
+            "spool_failure is 'bypass' and spool_mode is 'overflow', in which no put waits for the spool; set spool",
         ),
         ({"breaker": "on"}, "breaker is 'on'; it must be True or False"),
         ({"spool": 5}, "spool is 5; it must be a path"),

@@ -95,7 +95,7 @@ def test_the_options_of_a_group_reach_the_producer():
         ({"max_depth": "deep"}, "max_depth is 'deep'; it must be a whole number"),
         ({"spool": Path("/")}, "spool is '/', a folder; name a file in it, such as '/spool.db'"),
         ({"dead_letters": Path("/")}, "dead_letters is '/', a folder"),
-        ({"spool": "s.db", "dead_letters": "d.db"}, "dead_letters.path is 'd.db', and a spool is set"),
+        ({"spool": "s.db", "dead_letters": "d.db"}, "dead_letters is 'd.db', and spool is set; remove dead"),
         ({"dead_letters": "d.db", "dead_letters_s3": "bucket"}, "dead_letters and dead_letters_s3 are set"),
         (
             {"dead_letters_sqs": "https://q", "dead_letters_s3": "bucket"},
