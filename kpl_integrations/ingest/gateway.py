@@ -21,7 +21,7 @@ import msgspec
 
 from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
-from kpl_core.hooks import CoordinatorMet, RecordsFinished
+from kpl_core.hooks import CoordinatorMet, RecordsFinished, RequestCompleted
 from kpl_core.transport.transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.host_names import HostNames
@@ -303,6 +303,8 @@ class IngestGateway:
             return
         if isinstance(fact, CoordinatorMet):
             self.opened.parts.coordinated("shards", fact)
+        elif isinstance(fact, RequestCompleted):
+            self.opened.parts.answered(fact)
         elif not isinstance(fact, RecordsFinished):
             self.admission(fact)
         elif fact.outcome == "delivered":

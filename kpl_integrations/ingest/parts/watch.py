@@ -14,7 +14,7 @@ import anyio
 
 from kpl_core import Producer
 from kpl_core.durability.circuit_breaker import BreakerState
-from kpl_core.hooks import CoordinatorMet
+from kpl_core.hooks import CoordinatorMet, RequestCompleted
 from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text
 from kpl_integrations.ingest.outside_parts import WatchedSink
 from kpl_integrations.ingest.parts.parts import Part, Parts, PartState, PartStatus, Symptom
@@ -26,6 +26,8 @@ FULL_ABOVE: Final = 0.9
 # How many streams or shards a detail names.
 _MOST_NAMED: Final = 3
 _WHOLE_STREAM: Final = ""
+# A stream counts as used for so long after its latest answer.
+USED_SECONDS: Final = 60.0
 # A failure that nothing has confirmed since, because there was no traffic, ends after so long.
 _FORGET_SECONDS: Final = 300.0
 _DAY_SECONDS: Final = 86_400.0
@@ -71,6 +73,9 @@ class PartsWatch:
         self.tenants_problem: str | None = None
         # The last problem of each kind of coordination, "" if its last sync was a success.
         self._coordination: dict[str, str] = {}
+        # When the latest request to each stream was answered, and its code if it failed as a whole. The message may
+        # quote the request.
+        self._answers: dict[str, tuple[float, str | None]] = {}
         is_configured = {
             Part.INTAKE: True,
             Part.SPOOL: producer.spool_state is not None,
@@ -95,6 +100,10 @@ class PartsWatch:
     def coordinated(self, kind: str, fact: CoordinatorMet) -> None:
         """Note the end of a sync round that shares limits of this kind."""
         self._coordination[kind] = fact.failure
+
+    def answered(self, fact: RequestCompleted) -> None:
+        """Note the end of a request."""
+        self._answers[fact.stream] = fact.ended_at, fact.error_code
 
     def look(self) -> Parts:
         """Return the parts as they are now; log those whose state has changed."""
@@ -177,26 +186,30 @@ class PartsWatch:
     def _kinesis(self) -> dict[Symptom, str]:
         found: dict[Symptom, str] = {}
         producer = self._producer
-        streams = list(producer.statistics())
-        states = {name: breaker.known_state for name, breaker in producer.breakers().items()}
+        now, counts = self._clock(), producer.statistics()
+        # Without traffic nobody learns that an outage is over, so what was seen last does not count for ever.
+        answers = {stream: answer for stream, answer in self._answers.items() if stream in counts}
+        known = {
+            stream
+            for stream, (answered_at, _) in answers.items()
+            if counts[stream].buffered or now - answered_at <= _FORGET_SECONDS
+        }
+        states = {name: breaker.known_state for name, breaker in producer.breakers().items() if name[0] in known}
         not_closed = [name for name, state in states.items() if state is not BreakerState.CLOSED]
         stopped = [stream for stream, shard in not_closed if shard == _WHOLE_STREAM]
         refused = [stream for stream in stopped if states[stream, _WHOLE_STREAM] is BreakerState.OPEN]
-        # The code of the error only: its message may quote the request.
-        codes = {
-            stream: failure.partition(":")[0]
-            for stream in streams
-            if (failure := producer.last_failure(stream)) is not None
-        }
-        named = {stream: f"{stream} ({codes[stream]})" if stream in codes else stream for stream in streams}
+        codes = {stream: answers[stream][1] for stream in known if answers[stream][1]}
+        used = {stream for stream in known if now - answers[stream][0] <= USED_SECONDS}
+        named = {stream: f"{stream} ({codes[stream]})" if stream in codes else stream for stream in known}
+        # One stream in trouble is no reason to send the traffic of all elsewhere.
+        works = used - codes.keys() - set(refused)
         spool = producer.spool_state
-        # Others can still be sent to: one stream in trouble is no reason to send the traffic of all elsewhere.
-        if refused and len(refused) == len(streams) and (spool is None or not spool.can_store):
+        if refused and not works and (spool is None or not spool.can_store):
             found[Symptom.STREAMS_REFUSED] = _named([named[stream] for stream in refused])
         if stopped:
             found[Symptom.STREAM_BREAKER_OPEN] = _named([named[stream] for stream in stopped])
         if codes:
-            symptom = Symptom.REQUESTS_FAIL if len(codes) == len(streams) else Symptom.SOME_REQUESTS_FAIL
+            symptom = Symptom.SOME_REQUESTS_FAIL if works or not used else Symptom.REQUESTS_FAIL
             found[symptom] = _named([named[stream] for stream in codes])
         shards = [f"{stream} {shard}" for stream, shard in not_closed if shard != _WHOLE_STREAM]
         if shards:

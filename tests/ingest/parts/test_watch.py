@@ -14,6 +14,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.parts.parts import Part, PartState
+from kpl_integrations.ingest.parts.watch import USED_SECONDS
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.scene import Client, KnownTenants, gateway_of, kinesis, open_gateway, records
 from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
@@ -132,6 +133,53 @@ async def test_a_stream_without_connection_ends_readiness_only_if_no_other_strea
             await client.post(records(100), stream="s0")
         status, parts = await shown(gateway)
         assert (status, parts["kinesis"]["state"]) == (200, "ok")
+
+
+async def test_a_stream_that_nobody_uses_does_not_keep_a_gateway_ready_that_no_stream_accepts() -> None:
+    names = [f"s{number}" for number in range(4)]
+    transport = FakeTransport(FakeKinesis(dict.fromkeys(names, 1)), latency_seconds=0.01)
+    async with open_gateway(transport, aggregation_enabled=False, record_ttl_ms=3_000) as gateway:
+        client = Client(gateway)
+        for name in names:
+            assert (await client.post(records(1), ack="delivered", stream=name)).status == 200
+        await anyio.sleep(USED_SECONDS + 1.0)
+        denied(transport, "ServiceUnavailable")
+        for name in names[1:]:
+            assert (await client.post(records(100), stream=name)).status == 202
+        await until(lambda: all(gateway.producer.breakers()[name, ""].known_state == "open" for name in names[1:]))
+        status, parts = await shown(gateway)
+        assert (status, parts["kinesis"]["state"]) == (503, "failed")
+        assert parts["kinesis"]["detail"] == (
+            "the circuit breaker of stream s1 (ServiceUnavailable), s2 (ServiceUnavailable), s3 (ServiceUnavailable) "
+            "is open, and no spool stores its records"
+        )
+
+
+@pytest.mark.parametrize(("code", "answer"), [("AccessDeniedException", 502), ("ServiceUnavailable", 504)])
+async def test_without_traffic_a_failure_ends_after_five_minutes(code: str, answer: int) -> None:
+    transport = kinesis()
+    async with open_gateway(transport, aggregation_enabled=False, record_ttl_ms=3_000) as gateway:
+        fault = denied(transport, code)
+        assert (await Client(gateway).post(records(100), ack="delivered")).status == answer
+        transport.kinesis.faults.remove(fault)
+        await anyio.sleep(290.0)
+        assert (await shown(gateway))[1]["kinesis"]["state"] != "ok"
+        await anyio.sleep(20.0)
+        status, parts = await shown(gateway)
+        assert (status, parts["kinesis"]["state"]) == (200, "ok")
+        assert (await Client(gateway).post(records(1), ack="delivered")).status == 200
+
+
+async def test_a_failure_counts_on_while_records_of_its_stream_wait() -> None:
+    transport = kinesis()
+    async with open_gateway(transport, record_ttl_ms=3_600_000) as gateway:
+        fault = denied(transport, "ServiceUnavailable")
+        assert (await Client(gateway).post(records(1))).status == 202
+        await anyio.sleep(600.0)
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "failed"
+        transport.kinesis.faults.remove(fault)
+        await until(lambda: gateway.producer.report().delivered == 1)
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
 
 
 @pytest.mark.parametrize("purpose", ["shards", "quotas"])
