@@ -9,7 +9,7 @@ process is needed.
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -199,6 +199,14 @@ class LeaseSync:
         await self._report(self._holder.report(clock(), at=wall_clock() + self.clock_offset, leaving=True))
 
 
+class _Claim(NamedTuple):
+    """The head with a claim and without it, and the claim's version; None if the answer to its write is not known."""
+
+    body: bytes
+    released: bytes
+    version: str | None
+
+
 class SummaryWriter:
     """Computes and writes summaries, one at a time, for a worker or for a process that does nothing else.
 
@@ -226,10 +234,12 @@ class SummaryWriter:
         self._worker_id = worker_id
         # The last summary with parts that this object wrote: the next one needs no read of the parts.
         self._last: Summary | None = None
-        # The summary without the claim of this process, and the claim's version, while it computes.
-        self._claim: tuple[Summary, str] | None = None
-        # The names of objects that are not needed any more, the latest ones.
-        self._old: list[str] = []
+        # The claim of this process while it computes, or while its write may have succeeded.
+        self._claim: _Claim | None = None
+        # The names of parts that are not needed any more, the latest ones.
+        self._old_parts: list[str] = []
+        # The workers that the last computation found gone. They are not remembered, because one may have restarted.
+        self._gone: list[str] = []
 
     async def compute(self, head: Summary | None, version: str, *, at: float) -> Summary | None:
         """Compute and write the summary that follows `head`; return None if another process does or did.
@@ -244,12 +254,14 @@ class SummaryWriter:
         """
         interval, store = self._rules.interval_seconds, self._store
         unclaimed = Summary(generation=0, computed_at=0.0, began_at=0.0) if head is None else head
-        claim = msgspec.structs.replace(unclaimed, claimed_until=at + interval)
-        claimed = await store.write(SUMMARY_NAME, encode(claim), expected=version)
+        body = encode(msgspec.structs.replace(unclaimed, claimed_until=at + interval))
+        released = encode(msgspec.structs.replace(unclaimed, claimed_until=0.0))
+        self._claim = _Claim(body, released, None)
+        claimed = await store.write(SUMMARY_NAME, body, expected=version)
         if claimed.version is None:
-            self._last = None
+            self._last = self._claim = None
             return None
-        self._claim = msgspec.structs.replace(unclaimed, claimed_until=0.0), claimed.version
+        self._claim = _Claim(body, released, claimed.version)
         previous = await self._with_parts(head)
         listing = await store.read_all(REPORT_PREFIX)
         gone: list[str] = []
@@ -280,7 +292,8 @@ class SummaryWriter:
             self._last = None
             return None
         self._last = summary if written_head.part_count else None
-        self._old = (self._old + _old_objects(head, gone))[-MOST_OLD:]
+        self._old_parts = (self._old_parts + _old_parts(head))[-MOST_OLD:]
+        self._gone = gone[:REMOVALS]
         return summary
 
     async def give_up(self) -> None:
@@ -290,21 +303,32 @@ class SummaryWriter:
             StoreFailed: the claim ends an interval after it was written.
         """
         claim, self._claim = self._claim, None
-        if claim is not None:
-            await self._store.write(SUMMARY_NAME, encode(claim[0]), expected=claim[1])
+        if claim is None:
+            return
+        version = claim.version
+        if version is None:
+            reading = await self._store.read(SUMMARY_NAME)
+            if reading.body != claim.body:
+                return
+            version = reading.version
+        await self._store.write(SUMMARY_NAME, claim.released, expected=version)
 
     async def remove_old(self) -> None:
-        """Delete the objects that the summaries of this process made useless. The next call continues.
+        """Delete the parts that the summaries of this process made useless, and the reports of workers that are gone.
+
+        The next call continues with the parts, and the next computation finds the reports again.
 
         Raises:
             StoreFailed: the store failed.
         """
+        gone, self._gone = self._gone, []
 
-        async def remove(name: str) -> None:
+        async def remove_part(name: str) -> None:
             await self._store.delete(name)
-            self._old.remove(name)
+            self._old_parts.remove(name)
 
-        await self._run_all([partial(remove, name) for name in self._old])
+        parts = [partial(remove_part, name) for name in self._old_parts]
+        await self._run_all([*parts, *(partial(self._store.delete, _report_name(worker_id)) for worker_id in gone)])
 
     async def _with_parts(self, head: Summary | None) -> Summary | None:
         """Return the summary with all its parts; None if a part is missing, and then only the reports count."""
@@ -342,11 +366,10 @@ def _reports(
         yield report
 
 
-def _old_objects(head: Summary | None, gone: list[str]) -> list[str]:
-    """Return the parts of the summary before the last one, and the reports of workers that are gone."""
+def _old_parts(head: Summary | None) -> list[str]:
+    """Return the parts of the summary before the last one."""
     # The parts of `head` itself stay: another worker may just have read `head` and be about to read its part.
-    parts = [] if head is None else [f"{head.old_part_prefix}{number}.json" for number in range(head.old_part_count)]
-    return parts + [_report_name(worker_id) for worker_id in gone[:REMOVALS]]
+    return [] if head is None else [f"{head.old_part_prefix}{number}.json" for number in range(head.old_part_count)]
 
 
 def _report_name(worker_id: str) -> str:

@@ -273,7 +273,10 @@ class Leaseholder:
         self._reported_at, self._reported = prepared.prepared_at, set(prepared.counted)
         self._must_confirm = False
         for resource, usage in prepared.counted.items():
-            self._meters[resource].counted(usage)
+            # Measurements during the write may have removed the meter, or counted more by `_back_off`.
+            meter = self._meters.get(resource)
+            if meter is not None and meter.reported_sent <= usage.sent:
+                meter.counted(usage)
 
     # Summaries
 

@@ -19,10 +19,11 @@ RAISE_AFTER_THROTTLE: Final = 1.01
 
 
 class ProbedShare:
-    """One resource's share, which begins at `share` and ends at the limit, units a second."""
+    """One resource's share, which begins at `share`, is never less, and ends at the limit, units a second."""
 
     def __init__(self, share: Pair, now: float) -> None:
-        self.share = share
+        # Throttling by foreign writers must not starve this worker. All floors together are a sixth of the limit.
+        self._least = self.share = share
         self._raise = RAISE
         self._changed_at = now
 
@@ -37,6 +38,10 @@ class ProbedShare:
             factor, self._raise = LOWER, RAISE_AFTER_THROTTLE
         elif any(wanted > NEARLY_USED * most for wanted, most in zip(demand, self.share, strict=True)):
             factor = self._raise
-        self.share = min(limit[0], self.share[0] * factor), min(limit[1], self.share[1] * factor)
+        first, second = (
+            min(most, max(least, now_used * factor))
+            for most, least, now_used in zip(limit, self._least, self.share, strict=True)
+        )
+        self.share = first, second
         self._changed_at = now
         return True

@@ -44,7 +44,6 @@ LEAVE_SECONDS: Final = 1.0
 SHOWN_SHARES: Final = 3
 # A worker without a new plan for so many intervals says so.
 PLAN_INTERVALS: Final = 3.0
-_OBJECT_REASONS: Final = frozenset({"garbage", "version"})
 QUIET_INTERVALS: Final = 12.0
 # A share is reported and logged when it changes by more than 1 %.
 _is_close: Final = partial(math.isclose, rel_tol=0.01)
@@ -205,22 +204,24 @@ class CoordinationWorker:
 
     async def _sync(self) -> None:
         interval = self._options.interval_seconds
+        most_seconds = max(interval, self._options.store_timeout_seconds)
         failure = sentence = ""
         self._object_problems.clear()
         self._planned_at = min(self._planned_at, self._clock())
         self._usual_seconds = interval * (1.0 - JITTER + 2.0 * JITTER * self._chance())
         try:
-            with anyio.fail_after(max(interval, self._options.store_timeout_seconds)):
+            with anyio.fail_after(most_seconds):
                 await self._sync_round.read_and_report(self._clock, self._wall_clock)
             writer = self._sync_round.writer
             await within_claim(writer, interval, lambda: self._sync_round.compute_if_due(self._clock))
-            with anyio.move_on_after(self._options.store_timeout_seconds):
-                await writer.remove_old()
+            await remove_within(writer, self._options.store_timeout_seconds, self._on_problem)
         except StoreFailed as error:
             failure, sentence = error.reason, str(error)
         except TimeoutError:
             failure = "slow"
-            sentence = f"reading the summary and reporting took {interval:g} s; check whether the store is overloaded"
+            sentence = (
+                f"reading the summary and reporting took {most_seconds:g} s; check whether the store is overloaded"
+            )
         except Exception as error:
             # An error in a store, perhaps the caller's own class, must not stop records.
             failure = "broken"
@@ -240,7 +241,7 @@ class CoordinationWorker:
 
     def _recovered(self) -> None:
         for reason, sentence in self._object_problems.items():
-            self._warn(reason, sentence, needs_full_read=reason in _OBJECT_REASONS)
+            self._warn(reason, sentence, needs_full_read=reason != "duplicate")
         offset = self._sync_round.clock_offset
         if abs(offset) > CLOCK_TOLERANCE_SECONDS:
             self._object_problems["clock"] = ""
@@ -345,6 +346,15 @@ async def within_claim(writer: SummaryWriter, seconds: float, compute: Callable[
     return result
 
 
+async def remove_within(writer: SummaryWriter, seconds: float, on_problem: OnProblem) -> None:
+    """Delete old objects for at most so long. What fails is a problem of these objects: the plan is written."""
+    try:
+        with anyio.move_on_after(seconds):
+            await writer.remove_old()
+    except StoreFailed as error:
+        on_problem(error.reason, f"deleting old objects: {error}")
+
+
 class Coordinator:
     """Computes summaries in a process of its own, for large fleets or for workers that may not read reports.
 
@@ -395,5 +405,5 @@ class Coordinator:
         )
         if summary is None:
             return 0 if head is None else head.member_count, "overtaken"
-        await self._writer.remove_old()
+        await remove_within(self._writer, self._rules.interval_seconds, self._on_problem)
         return summary.member_count, "computed"

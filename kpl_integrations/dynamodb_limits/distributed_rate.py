@@ -265,6 +265,8 @@ class _SharedLimiter:
             # The store is opened elsewhere, and the URL is shown in messages only.
             store="s3://",
             max_workers=options.max_workers,
+            # No service enforces the budget.
+            usual_workers=options.max_workers,
             interval_seconds=options.sync_interval,
             worker_id=self.worker_id,
         )

@@ -50,3 +50,11 @@ def test_a_share_that_is_too_small_for_a_record_rises_without_an_answer():
     share = ProbedShare((0.3, 300.0), 0.0)
     share.probe(ALL, LIMIT, 1.0, sent=0.0, throttled=0.0)
     assert share.share[0] == 0.6
+
+
+def test_a_minute_of_foreign_throttling_leaves_it_the_share_that_it_started_with():
+    share = ProbedShare((10.0, 10_000.0), 0.0)
+    at = rise(share, 0.0, 5)
+    for second in range(1, 61):
+        share.probe(ALL, LIMIT, at + second, sent=100.0, throttled=100.0)
+    assert share.share == (10.0, 10_000.0)
