@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import CoordinationOptions
-from kpl_core.options.environment import values_from, warn_of_unknown
+from kpl_core.options.environment import values_from, variables_of, warn_of_unknown
 from kpl_core.options.flat_options import flat_options, nested
 from kpl_core.options.kinesis_limits import (
     BYTES_PER_SECOND_PER_SHARD,
@@ -371,7 +371,7 @@ class Config:
         """
         variables, known = os.environ if environment is None else environment, flat_options(cls)
         found = values_from(variables, known)
-        warn_of_unknown(variables, known)
+        warn_of_unknown(variables, variables_of(known))
         return cls(**{**nested(cls, found), **options})
 
     @classmethod

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -77,19 +77,26 @@ def shown_kind(option: DescribedOption) -> str:
     return "words with commas" if frozenset[str] in option.kinds else "a word"
 
 
-def warn_of_unknown(environment: Iterable[str], options: Mapping[str, FlatOption]) -> None:
-    """Warn once of the variables with our prefix that are no option, such as misspelt ones.
+def variables_of(options: Mapping[str, FlatOption]) -> set[str]:
+    """Return the variables of these options, without the prefix."""
+    return {name.upper() for name, flat in options.items() if flat.has_variable}
+
+
+def warn_of_unknown(
+    environment: Iterable[str], known: Collection[str], prefix: str = PREFIX, owner: str = "the producer"
+) -> None:
+    """Warn once of the variables with the prefix that are not `known`, such as misspelt ones.
 
     It is no error, because other programs may use the prefix.
     """
-    known = {name.upper() for name, flat in options.items() if flat.has_variable}
-    ours = sorted(name for name in environment if name.startswith(PREFIX) and not name.startswith(_OTHERS))
-    unknown = [name for name in (each.removeprefix(PREFIX) for each in ours) if name not in known]
+    others = tuple(each for each in _OTHERS if each != prefix)
+    ours = sorted(name for name in environment if name.startswith(prefix) and not name.startswith(others))
+    unknown = [name for name in (each.removeprefix(prefix) for each in ours) if name not in known]
     found = [
-        PREFIX + name if (near := nearest(name, known)) is None else f"{PREFIX}{name} (did you mean {PREFIX}{near}?)"
+        prefix + name if (near := nearest(name, known)) is None else f"{prefix}{name} (did you mean {prefix}{near}?)"
         for name in unknown
     ]
     if found:
-        message = f"environment variables that are no option of the producer are ignored: {', '.join(found)}"
+        message = f"environment variables that are no option of {owner} are ignored: {', '.join(found)}"
         # Of the caller of `from_env`.
         warnings.warn(message, UserWarning, stacklevel=3)

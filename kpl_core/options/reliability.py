@@ -20,6 +20,12 @@ Synchronous = Literal["full", "normal"]
 _MOST_BYTES: Final = 1 << 44
 
 
+def marked_path(path: str | Path, mark: object) -> Path:
+    """Return spool-MARK.db for spool.db: a file of records belongs to one producer."""
+    path = Path(path)
+    return path.with_name(f"{path.stem}-{mark}{path.suffix}")
+
+
 class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How much a spool holds, how it commits, and how fast it replays.
 

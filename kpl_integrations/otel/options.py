@@ -13,22 +13,26 @@
     KPL_OTEL_SYNCHRONOUS       true: an export returns after Kinesis has answered
 
 Every other option of the producer has a variable too, named as those of `Config.from_env`: KPL_OTEL_RECORD_TTL_MS,
-KPL_OTEL_SPOOL_MAX_BYTES ... A variable with the signal in its name wins: KPL_OTEL_LOGS_ENCODING.
+KPL_OTEL_SPOOL_MAX_BYTES ... A variable with the signal in its name wins: KPL_OTEL_LOGS_ENCODING. A file belongs to one
+exporter: KPL_OTEL_SPOOL=otel.db is otel-traces.db, otel-logs.db and otel-metrics.db.
 """
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, TypedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 from opentelemetry.metrics import MeterProvider
 
 from kpl_core import Config, ConfigError, KinesisTransport
 from kpl_core.background.sigterm import FlushOnSigterm
-from kpl_core.options.environment import value_of, values_from
-from kpl_core.options.flat_options import flat_options
+from kpl_core.options.environment import value_of, values_from, variables_of, warn_of_unknown
+from kpl_core.options.flat_options import FlatOption, flat_options
 from kpl_core.options.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
 from kpl_core.options.option import DescribedOption, Option, check_options, described
+from kpl_core.options.reliability import marked_path
 from kpl_core.options.validation import require_endpoint_url, require_region
 
 Signal = Literal["traces", "logs", "metrics"]
@@ -58,6 +62,8 @@ OWN_NAMES: Final[Mapping[str, str]] = {
     "max_outstanding_bytes": "max_buffer_bytes",
     "max_outstanding_records": "max_buffer_bytes",
 }
+# The options that name a file, which belongs to one producer.
+_FILES: Final = ("spool", "dead_letters")
 _KEYS: Final[Mapping[Signal, tuple[str, ...]]] = {
     "traces": ("trace_id", "random", "resource"),
     "logs": ("random", "resource"),
@@ -150,8 +156,11 @@ def resolve_options(
     Raises:
         ConfigError: an option is missing or out of its bounds; the message names it and its variable.
         TypeError: a given name is no option.
+
+    Unknown variables that begin with `KPL_OTEL_` get a `UserWarning`.
     """
     _require_known(given)
+    warn_of_unknown(environment, _known_variables(), _PREFIX, "an exporter")
 
     def variable_of(name: str) -> tuple[str, str | None]:
         """Return the name and the text of the variable that applies."""
@@ -200,10 +209,36 @@ def _producer_config(signal: Signal, settings: ExporterSettings, environment: Ma
         "max_outstanding_bytes": settings.max_buffer_bytes,
         "max_outstanding_records": max(1, settings.max_buffer_bytes // _LEAST_RECORD_BYTES),
     }
-    others = {name: flat for name, flat in flat_options(Config).items() if name not in OWN_NAMES}
+    others = _options_of_the_producer()
     general = values_from(environment, others, _PREFIX)
+    for name in _FILES:
+        if isinstance(general.get(name), str | Path):
+            general[name] = marked_path(general[name], signal)
     specific = values_from(environment, others, f"{_PREFIX}{signal.upper()}_")
     return Config.from_mapping({**general, **specific, **own})
+
+
+def own_files(config: Config, signal: Signal) -> Config:
+    """Return the options with files of this signal's own, for exporters that are given the same `config`."""
+    groups = {name: getattr(config, name) for name in _FILES}
+    return replace(
+        config,
+        **{
+            name: msgspec.structs.replace(group, path=marked_path(group.path, signal))
+            for name, group in groups.items()
+            if group is not None and group.path is not None
+        },
+    )
+
+
+def _options_of_the_producer() -> dict[str, FlatOption]:
+    return {name: flat for name, flat in flat_options(Config).items() if name not in OWN_NAMES}
+
+
+def _known_variables() -> set[str]:
+    own = {"STREAM", "PARTITION_KEY", *map(variable_suffix, described(ExporterSettings))}
+    known = own | variables_of(_options_of_the_producer())
+    return known | {f"{signal.upper()}_{name}" for signal in get_args(Signal) for name in known}
 
 
 def _key_choice(signal: Signal, key: KeyChoice | None, *, is_given: bool) -> KeyChoice:

@@ -29,7 +29,7 @@ from kpl_integrations.otel.exporters import (
     KinesisSpanExporter,
 )
 from kpl_integrations.otel.flushing import begin_in_thread, begin_provider_flush, confirm_flushes
-from kpl_integrations.otel.options import ExporterArguments, Signal, resolve_options
+from kpl_integrations.otel.options import ExporterArguments, Signal, own_files
 from kpl_integrations.otel.sender import ExportCounts
 
 if TYPE_CHECKING:
@@ -45,13 +45,11 @@ class KinesisTelemetry(ProcessListener):
 
     def __init__(self, resource: Resource, stream: str | None, arguments: ExporterArguments) -> None:
         self._exporters: dict[Signal, KinesisSpanExporter | KinesisLogRecordExporter | KinesisMetricExporter] = {}
-        spans = self._exporters["traces"] = KinesisSpanExporter(stream, **arguments)
-        logs = self._exporters["logs"] = KinesisLogRecordExporter(stream, **arguments)
-        metrics = KinesisMetricExporter(stream, **arguments)
+        spans = self._exporters["traces"] = KinesisSpanExporter(stream, **_of_signal("traces", arguments))
+        logs = self._exporters["logs"] = KinesisLogRecordExporter(stream, **_of_signal("logs", arguments))
+        metrics = KinesisMetricExporter(stream, **_of_signal("metrics", arguments))
         self._exporters["metrics"] = metrics
-        self._last_flush = max(
-            resolve_options(signal, {"stream": stream, **arguments}).shutdown_timeout for signal in self._exporters
-        )
+        self._last_flush = max(each.signal_exporter.options.shutdown_timeout for each in self._exporters.values())
         self.tracer_provider = TracerProvider(resource=resource)
         self.tracer_provider.add_span_processor(BatchSpanProcessor(spans))
         self.logger_provider = LoggerProvider(resource=resource)
@@ -107,6 +105,11 @@ class KinesisTelemetry(ProcessListener):
     def counts(self) -> dict[Signal, ExportCounts]:
         """Return where everything is, by signal."""
         return {signal: exporter.counts() for signal, exporter in self._exporters.items()}
+
+
+def _of_signal(signal: Signal, arguments: ExporterArguments) -> ExporterArguments:
+    config = arguments.get("config")
+    return arguments if config is None else {**arguments, "config": own_files(config, signal)}
 
 
 # The SDK keeps the providers until the process exits, so an application may keep only a tracer of them.

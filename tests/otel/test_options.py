@@ -1,10 +1,13 @@
 """By keyword, as declarative configuration does, else by the environment."""
 
+import warnings
+
 import pytest
 
-from kpl_core import Config, ConfigError
+from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
+from kpl_core.testing import FakeTransport
 from kpl_integrations.otel import KinesisMetricExporter, kinesis_telemetry
-from kpl_integrations.otel.options import resolve_options
+from kpl_integrations.otel.options import own_files, resolve_options
 from tests.otel.conftest import EXPORTERS
 
 # What is given, what the environment says, and what comes of it.
@@ -60,6 +63,63 @@ def test_every_option_of_the_producer_has_a_variable_for_all_signals_and_for_one
     assert config.spool is not None
     assert config.spool.max_bytes == 50_000_000
     assert resolve_options("traces", {}, environment).config.record_ttl_ms == 60_000
+
+
+FILES = [
+    ({"KPL_OTEL_SPOOL": "/var/otel.db"}, "/var/otel-logs.db", None),
+    ({"KPL_OTEL_LOGS_SPOOL": "/var/otel.db"}, "/var/otel.db", None),
+    ({"KPL_OTEL_SPOOL": "a.db", "KPL_OTEL_LOGS_SPOOL": "b.db", "KPL_OTEL_DEAD_LETTERS": "true"}, "b.db", None),
+    ({"KPL_OTEL_DEAD_LETTERS": "/var/lost"}, None, "/var/lost-logs"),
+]
+
+
+def _paths_of(config):
+    groups = (config.spool, config.dead_letters)
+    return [None if group is None or group.path is None else str(group.path) for group in groups]
+
+
+@pytest.mark.parametrize(("environment", "spool", "letters"), FILES)
+def test_a_file_of_all_signals_has_the_signal_in_its_name(environment, spool, letters):
+    config = resolve_options("logs", {"stream": "a"}, environment).config
+    assert _paths_of(config) == [spool, letters]
+
+
+def test_exporters_that_share_a_spool_variable_lose_nothing(kinesis, tmp_path, monkeypatch):
+    monkeypatch.setenv("KPL_OTEL_SPOOL", str(tmp_path / "otel.db"))
+    telemetry = kinesis_telemetry("telemetry", transport=lambda _config: FakeTransport(kinesis))
+    telemetry.tracer_provider.get_tracer("tests").start_span("span").end()
+    telemetry.logger_provider.get_logger("tests").emit(body="line")
+    assert telemetry.force_flush(20_000)
+    counts = telemetry.counts()
+    names = {path.name for path in tmp_path.glob("*.db")}
+    telemetry.shutdown()
+    assert [(counts[signal].delivered, counts[signal].lost) for signal in ("traces", "logs")] == [(1, {}), (1, {})]
+    assert names >= {"otel-traces.db", "otel-logs.db"}
+
+
+def test_providers_that_share_a_configuration_have_a_spool_for_each_signal(kinesis, tmp_path):
+    config = Config(spool=SpoolOptions(path=tmp_path / "otel.db"), dead_letters=DeadLetterOptions())
+    for signal in ("traces", "logs", "metrics"):
+        assert _paths_of(own_files(config, signal)) == [str(tmp_path / f"otel-{signal}.db"), None]
+    telemetry = kinesis_telemetry("telemetry", config=config, transport=lambda _config: FakeTransport(kinesis))
+    telemetry.tracer_provider.get_tracer("tests").start_span("span").end()
+    telemetry.logger_provider.get_logger("tests").emit(body="line")
+    assert telemetry.force_flush(20_000)
+    telemetry.shutdown()
+    assert {"otel-traces.db", "otel-logs.db"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_misspelt_variables_get_a_warning_that_names_the_nearest():
+    known = {"KPL_OTEL_STREAM": "a", "KPL_OTEL_LOGS_SPOOL_MAX_BYTES": "5000000", "KPL_OTEL_LOGS_SPOOL": "b"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolve_options("logs", {}, {**known, "KPL_SPOL": "not ours", "KPL_OTEL_TRACES_TIMEOUT": "5"})
+    with pytest.warns(UserWarning, match="no option of an exporter are ignored") as caught:
+        resolve_options("logs", {}, {**known, "KPL_OTEL_STREM": "b", "KPL_OTEL_LOGS_SPOL": "c"})
+    [text] = [str(each.message) for each in caught]
+    assert (
+        "KPL_OTEL_LOGS_SPOL (did you mean KPL_OTEL_LOGS_SPOOL?), KPL_OTEL_STREM (did you mean KPL_OTEL_STREAM?)" in text
+    )
 
 
 def test_a_wrong_variable_is_named():

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from kpl_core.durability.dead_letters import DeadLetterQueue
+from kpl_core.options.reliability import marked_path
 from kpl_integrations.ingest.settings import IngestSettings
 
 # The worker number that stands for a gateway of one process, whose file has no number in its name.
@@ -32,9 +33,7 @@ def settings_of_worker(settings: IngestSettings, worker: int) -> IngestSettings:
     own: dict[str, Any] = {}
     for name, group in groups.items():
         if group is not None and group.path is not None:
-            path = Path(group.path)
-            numbered = path.with_name(f"{path.stem}-{worker}{path.suffix}")
-            own[name] = msgspec.structs.replace(group, path=numbered)
+            own[name] = msgspec.structs.replace(group, path=marked_path(group.path, worker))
     return settings.with_producer(**own)
 
 
