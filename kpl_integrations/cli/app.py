@@ -207,7 +207,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
         local=local,
     )
     serving = Serve(streams=stream or ["demo:4"], given=given)
-    run(serving.print_config if print_config else serving.run, is_server=True)
+    run(serving.print_config if print_config else serving.run, log_format=lambda: serving.log_format)
 
 
 @app.command()

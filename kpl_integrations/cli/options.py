@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import (
     PLAIN,
-    log_format_of_environment,
+    LogFormat,
     print_exceptions_as,
     print_failure,
     show_logs,
@@ -114,19 +114,25 @@ def requires_extra(extra: str) -> Iterator[None]:
         raise typer.Exit(ExitCode.UNUSABLE) from error
 
 
-def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: object, is_server: bool = False) -> None:
+def run(
+    command: Callable[..., Coroutine[Any, Any, ExitCode]],
+    *arguments: object,
+    log_format: Callable[[], LogFormat] | None = None,
+) -> None:
     """Run a command to its exit status and print a failure as one sentence.
 
-    A server uses uvloop if it is installed, prints in the form that its environment says, and shows its logs itself.
+    A server has a `log_format`, which its settings may change while it starts. It uses uvloop if that is installed, and
+    shows its logs itself.
     """
-    shown = log_format_of_environment() if is_server else PLAIN
-    print_exceptions_as(shown)
+    is_server = log_format is not None
+    shown = log_format or (lambda: PLAIN)
+    print_exceptions_as(shown())
     try:
         options = {"use_uvloop": is_server and find_spec("uvloop") is not None}
         with contextlib.nullcontext() if is_server else show_logs("kpl_core", logging.WARNING):
             status = anyio.run(command, *arguments, backend_options=options)
     except CommandFailure as failure:
-        shown.failure(failure)
+        shown().failure(failure)
         status = failure.exit_code
     except KeyboardInterrupt:
         status = ExitCode.INTERRUPTED
@@ -134,10 +140,10 @@ def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: objec
         status = ExitCode.OUTPUT_CLOSED
     except UnicodeEncodeError as error:
         # The argument or line may be a secret key, so it is not shown.
-        shown.failure(CommandFailure(f"an argument or a line is not UTF-8 ({error.reason}); encode it as UTF-8"))
+        shown().failure(CommandFailure(f"an argument or a line is not UTF-8 ({error.reason}); encode it as UTF-8"))
         status = ExitCode.BAD_INPUT
     except OSError as error:
         message = f"the system reports: {error}; check the disks and the limits of the process"
-        shown.failure(CommandFailure(message))
+        shown().failure(CommandFailure(message))
         status = ExitCode.UNUSABLE
     raise typer.Exit(status)

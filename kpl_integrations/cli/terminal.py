@@ -188,10 +188,13 @@ class _NoteHandler(logging.Handler):
             note(self.log_format.line(record))
 
 
-def log_format_of_environment(worker: int | None = None) -> LogFormat:
-    """Return how a server prints. It is known before the settings are, because errors of the settings are lines too."""
-    found = [value for name, value in os.environ.items() if name.upper() == "KPL_INGEST_LOG_FORMAT"]
-    return LogFormat(has_time=True, is_json=found == ["json"], worker=worker)
+def log_format_of_environment(assigned: str | None = None, in_file: object = None) -> LogFormat:
+    """Return how a server prints. It is known before the settings are, because errors of the settings are lines too.
+
+    What is `assigned` on the command line precedes the environment, which precedes the file.
+    """
+    found = [value.strip() for name, value in os.environ.items() if name.upper() == "KPL_INGEST_LOG_FORMAT"]
+    return LogFormat(has_time=True, is_json=next(filter(None, [assigned, *found, in_file]), "") == "json")
 
 
 @contextmanager

@@ -86,3 +86,18 @@ def test_an_error_names_a_flag_that_there_is(name, flag):
     with pytest.raises(ConfigError) as error:
         given(options={name: "1"}, assigned={name: "1"}).settings()
     assert str(error.value) == f"--set {name} and {flag} are both set; give one of them"
+
+
+@pytest.mark.parametrize("assigned", [None, "text", "json"])
+@pytest.mark.parametrize("variable", ["", "text", "json"])
+@pytest.mark.parametrize("in_file", ["", "log_format = 'text'", "log_format = 'json'"])
+def test_the_form_of_the_lines_is_that_of_the_settings(monkeypatch, assigned, variable, in_file):
+    monkeypatch.setenv("KPL_INGEST_LOG_FORMAT", variable)
+    one = given(assigned={} if assigned is None else {"log_format": assigned}, file="gateway.toml", file_text=in_file)
+    assert one.log_format().is_json is (one.settings().settings.log_format == "json")
+    assert as_a_worker_has(one).log_format() == one.log_format()
+
+
+@pytest.mark.parametrize("text", ["log_format = ", "log_format = 5", "log_format = []"])
+def test_a_file_with_a_wrong_form_prints_text(text):
+    assert not given(file="gateway.toml", file_text=text).log_format().is_json

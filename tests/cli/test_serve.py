@@ -136,10 +136,9 @@ def test_a_local_gateway_uses_no_kinesis_of_the_environment(variable, monkeypatc
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_every_line_is_json_if_the_settings_say_so(monkeypatch, workers):
-    monkeypatch.setenv("KPL_INGEST_LOG_FORMAT", "json")
     monkeypatch.setenv("KPL_INGEST_ACCESS_LOG", "1")
     monkeypatch.setenv("KPL_INGEST_MISSPELT", "1")
-    with started("serve", "--local", "--port", "0", "--workers", workers) as serve:
+    with started("serve", "--local", "--port", "0", "--workers", workers, "--set", "log_format=json") as serve:
         first = json.loads(serve.stdout.readline())
         url = first["url"]
         assert (first["message"], first["processes"]) == (f"Gateway listens on {url}", int(workers))
@@ -163,15 +162,24 @@ def test_every_line_is_json_if_the_settings_say_so(monkeypatch, workers):
         (("--local", "--spool", "/"), 2, "spool is '/', a folder; name a file in it"),
         (("--port", "0"), 2, "no tenants are configured"),
         (("--tenants", "/nowhere.toml"), 4, "/nowhere.toml"),
+        (("--set", "prot=1"), 2, "--set prot is no setting"),
+        (("--set", "prot=1", "--print-config"), 2, "--set prot is no setting"),
     ],
 )
-def test_a_failure_is_a_line_of_json_too(monkeypatch, kpl, arguments, status, words):
-    monkeypatch.setenv("KPL_INGEST_LOG_FORMAT", "json")
+@pytest.mark.parametrize("source", ["environment", "command line", "file"])
+def test_a_failure_is_a_line_of_json_too(monkeypatch, tmp_path, capsys, kpl, source, arguments, status, words):
+    file = tmp_path / "gateway.toml"
+    file.write_text("log_format = 'json'")
+    said = {"environment": (), "command line": ("--set", "log_format=json"), "file": ("--config", str(file))}
+    monkeypatch.setenv("KPL_INGEST_LOG_FORMAT", "json" if source == "environment" else "")
     # The command sets it for its process.
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    outcome = kpl("serve", *arguments)
+    outcome = kpl("serve", *said[source], *arguments)
     (line,) = map(json.loads, outcome.err.splitlines())
     assert (outcome.status, line["level"], words in line["message"]) == (status, "error", True)
+    sys.excepthook(ValueError, ValueError("of nobody"), None)
+    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (line["level"], line["message"]) == ("critical", "ValueError: of nobody")
 
 
 LOUD_PROGRAM = """

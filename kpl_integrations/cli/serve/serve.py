@@ -20,16 +20,15 @@ from kpl_integrations.cli.serve.worker import (
     Instructions,
     connect,
     known_failures,
-    log_format_of,
     tenant_directory,
 )
-from kpl_integrations.cli.terminal import log_format_of_environment, show_all_logs
+from kpl_integrations.cli.terminal import print_exceptions_as, show_all_logs
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
-from kpl_integrations.ingest.settings_sources import unknown_variables
+from kpl_integrations.ingest.settings_sources import LoadedSettings, unknown_variables
 from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
@@ -69,28 +68,31 @@ class Serve:
         self._stream_texts = list(streams)
         self._streams: dict[str, int] = {}
         self._given = given
-        self._log_format = log_format_of_environment()
+        self.log_format = given.log_format()
 
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
         self._streams = streams_of(self._stream_texts)
         self._first_stream = next(iter(self._streams))
-        with known_failures():
-            self._given = self._given.with_file_text()
-            settings = self._given.settings().settings
-        # A file or --set may have another form than the environment, in which errors of settings are shown.
-        self._log_format = log_format_of(settings)
-        with known_failures(), show_all_logs(LOGGED, self._log_format):
+        settings = self._loaded().settings
+        with known_failures(), show_all_logs(LOGGED, self.log_format):
             report = await self._run(settings)
         counts = msgspec.structs.asdict(report) | {"failed": report.failed_total, "failures": report.failed}
-        self._log_format.note(f"stopped; {report}", counts)
+        self.log_format.note(f"stopped; {report}", counts)
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
     async def print_config(self) -> ExitCode:
         """Print every setting and where it comes from."""
-        with known_failures():
-            sys.stdout.write(printed_settings(self._given.settings()))
+        sys.stdout.write(printed_settings(self._loaded()))
         return ExitCode.DONE
+
+    def _loaded(self) -> LoadedSettings:
+        with known_failures():
+            self._given = self._given.with_file_text()
+            # The file may say how its own errors are printed.
+            self.log_format = self._given.log_format()
+            print_exceptions_as(self.log_format)
+            return self._given.settings()
 
     async def _run(self, settings: IngestSettings) -> ProducerReport:
         for variable in unknown_variables():
@@ -123,7 +125,7 @@ class Serve:
                 return await server.run(started=started)
 
     def _warn(self, text: str) -> None:
-        self._log_format.note(text if self._log_format.is_json else f"warning: {text}", level="warning")
+        self.log_format.note(text if self.log_format.is_json else f"warning: {text}", level="warning")
 
     def _warn_of_orphaned_spools(self, settings: IngestSettings) -> None:
         path = durable_path(settings)
@@ -143,9 +145,9 @@ class Serve:
         endpoint = settings.producer.endpoint_url or f"Kinesis in {settings.producer.region}"
         kinesis = f"Local Kinesis at {endpoint}: {named}; it keeps nothing" if self._local else f"Ships to {endpoint}"
         tenants = "Credentials are not checked" if is_open else f"Tenants from {settings.tenants}"
-        if self._log_format.is_json:
+        if self.log_format.is_json:
             fields = {"url": url, "kinesis": kinesis, "tenants": tenants, "processes": settings.workers}
-            self._log_format.note(f"Gateway listens on {url}", fields, to=sys.stdout)
+            self.log_format.note(f"Gateway listens on {url}", fields, to=sys.stdout)
             return
         text = _INTRODUCTION.format(
             url=url,

@@ -14,6 +14,7 @@ import signal
 import socket
 import stat
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
@@ -83,6 +84,13 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
             return self
         return msgspec.structs.replace(self, file_text=read_settings_file(Path(self.file)))
 
+    def log_format(self) -> LogFormat:
+        """Return how the gateway prints: what its settings say about that, although another one may be wrong."""
+        in_file = None
+        with contextlib.suppress(ValueError, RecursionError):
+            in_file = tomllib.loads(self.file_text or "").get("log_format")
+        return log_format_of_environment(self.assigned.get("log_format"), in_file)
+
     def settings(self) -> LoadedSettings:
         """Return the settings of the command line, the environment and the file.
 
@@ -129,11 +137,6 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     given: Given
     first_stream: str
     embedded_url: str | None
-
-
-def log_format_of(settings: IngestSettings, worker: int | None = None) -> LogFormat:
-    """Return how the lines of this gateway are printed."""
-    return LogFormat(has_time=True, is_json=settings.log_format == "json", worker=worker)
 
 
 @contextlib.contextmanager
@@ -203,7 +206,8 @@ async def _run() -> None:
         if first is not None:
             with known_failures(), contextlib.ExitStack() as logs:
                 instructions = msgspec.json.decode(first, type=Instructions)
-                shown = log_format_of(instructions.given.settings().settings, instructions.identity.worker)
+                shown = instructions.given.log_format()._replace(worker=instructions.identity.worker)
+                print_exceptions_as(shown)
                 logs.enter_context(show_all_logs(LOGGED, shown))
                 await _serve(instructions, channel)
     except CommandFailure as failure:
