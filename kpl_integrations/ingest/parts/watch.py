@@ -209,8 +209,10 @@ class PartsWatch:
         if stopped:
             found[Symptom.STREAM_BREAKER_OPEN] = _named([named[stream] for stream in stopped])
         if codes:
-            symptom = Symptom.SOME_REQUESTS_FAIL if works or not used else Symptom.REQUESTS_FAIL
-            found[symptom] = _named([named[stream] for stream in codes])
+            # Both, so that the part is not ok for a moment when the first of them ends.
+            found[Symptom.SOME_REQUESTS_FAIL] = _named([named[stream] for stream in codes])
+            if used and not works:
+                found[Symptom.REQUESTS_FAIL] = found[Symptom.SOME_REQUESTS_FAIL]
         shards = [f"{stream} {shard}" for stream, shard in not_closed if shard != _WHOLE_STREAM]
         if shards:
             found[Symptom.SHARD_BREAKER_OPEN] = _named(shards)
