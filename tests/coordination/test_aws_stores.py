@@ -9,6 +9,7 @@ from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
+import anyio
 import pytest
 from aiohttp import ClientPayloadError
 from botocore.exceptions import ClientError, EndpointConnectionError
@@ -127,9 +128,9 @@ class FakeDynamoDb:
         known = self.groups.get(key)
         if ConditionExpression == "attribute_not_exists(#name)" and known is not None:
             raise refused("ConditionalCheckFailedException")
-        if ConditionExpression.endswith("written_at <= :at"):
-            at = float(ExpressionAttributeValues[":at"]["N"])
-            if known is not None and float(known["written_at"]["N"]) > at:
+        if ConditionExpression == "attribute_not_exists(#serial) OR #serial < :serial":
+            serial = int(ExpressionAttributeValues[":serial"]["N"])
+            if known is not None and "serial" in known and int(known["serial"]["N"]) >= serial:
                 raise refused("ConditionalCheckFailedException")
         if ConditionExpression.startswith("version"):
             expected = ExpressionAttributeValues[":expected"]
@@ -169,6 +170,12 @@ class _Group:
 
     def __setitem__(self, name: str, item: dict[str, Any]) -> None:
         self._groups[self._group, name] = item
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Return the loop of these stores, which are for asyncio only."""
+    return "asyncio"
 
 
 @pytest.fixture(params=["s3", "dynamodb"])
@@ -232,6 +239,27 @@ async def test_a_listing_that_repeats_its_pages_fails(store):
     with pytest.raises(StoreFailed, match="EndlessListingError; check its endpoint") as failed:
         await store.read_all("")
     assert (failed.value.reason, len(calls)) == ("down", 2)
+
+
+async def test_a_listing_of_the_most_pages_is_read_whole(store, monkeypatch):
+    monkeypatch.setattr("kpl_core.paging.MAX_PAGES", 4)
+    calls: list[object] = []
+
+    async def page(**arguments: object) -> Any:
+        calls.append(arguments)
+        token = str(len(calls))
+        more = {"LastEvaluatedKey": {"name": {"S": token}}, "IsTruncated": True, "NextContinuationToken": token}
+        return {"Items": [], **(more if len(calls) < last else {}), **metadata()}
+
+    store._client.list_objects_v2 = store._client.query = page  # noqa: SLF001
+    last = 4
+    assert (await store.read_all("")).bodies == {}
+    assert len(calls) == 4
+    calls.clear()
+    last = 5
+    with pytest.raises(StoreFailed, match="EndlessListingError"):
+        await store.read_all("")
+    assert len(calls) == 4
 
 
 async def test_an_answer_without_a_date_header_fails(store, monkeypatch):
@@ -331,6 +359,7 @@ async def test_the_reads_of_the_plan_are_spread_over_its_copies() -> None:
     stores = [DynamoDbStore(client, "t", "g", copies=4) for _ in range(WORKERS // 10)]
     await stores[0].write(HEAD, b"plan", expected="")
     await stores[0].write("report-1", b"report")
+    await stores[0].aclose()
     assert dict(client.writes) == {("g", HEAD): 1, **{(f"g~{k}", HEAD): 1 for k in range(4)}, ("g", "report-1"): 1}
     for store in stores:
         assert (await store.read(HEAD)).body == b"plan"
@@ -358,6 +387,7 @@ async def test_a_plan_without_copies_is_read_from_its_original() -> None:
     reading = await store.read(HEAD)
     assert reading.body == b"plan"
     assert (await store.write(HEAD, b"next", expected=reading.version)).version is not None
+    await store.aclose()
     assert (await DynamoDbStore(client, "t", "g", copies=2).read(HEAD)).body == b"next"
 
 
@@ -365,9 +395,11 @@ async def test_a_writer_that_died_before_the_copies_stops_no_later_plan() -> Non
     client: Any = FakeDynamoDb()
     first, second = (DynamoDbStore(client, "t", "g", copies=2) for _ in range(2))
     await first.write(HEAD, b"one", expected="")
+    await first.aclose()
     client.failing = {"g~0", "g~1"}
     version = (await first.read(HEAD)).version
     assert (await first.write(HEAD, b"two", expected=version)).version is not None
+    await first.aclose()
     client.failing = set()
     old = await second.read(HEAD)
     assert old.body == b"one"
@@ -376,6 +408,7 @@ async def test_a_writer_that_died_before_the_copies_stops_no_later_plan() -> Non
     original = await second.read(HEAD)
     assert original.body == b"two"
     assert (await second.write(HEAD, b"three", expected=original.version)).version is not None
+    await second.aclose()
     assert {(await store.read(HEAD)).body for store in (first, second)} == {b"three"}
 
 
@@ -383,9 +416,68 @@ async def test_a_late_write_of_a_copy_replaces_no_newer_one() -> None:
     client: Any = FakeDynamoDb()
     store = DynamoDbStore(client, "t", "g", copies=1)
     await store.write(HEAD, b"one")
-    client.groups["g~0", HEAD]["written_at"] = {"N": "99999999999"}
+    await store.aclose()
+    client.groups["g~0", HEAD]["serial"] = {"N": "99999999999999"}
     await store.write(HEAD, b"two")
+    await store.aclose()
     assert client.groups["g~0", HEAD]["body"] == {"B": b"one"}
+
+
+async def test_a_worker_never_returns_to_a_copy_before_the_plan_that_it_used() -> None:
+    """All within one second of the store's clock. The copies of the second plan are lost, and one is late."""
+    client: Any = FakeDynamoDb()
+    first, second = (DynamoDbStore(client, "t", "g", copies=1) for _ in range(2))
+    one = await first.write(HEAD, b"one", expected="")
+    await first.aclose()
+    old = dict(client.groups["g~0", HEAD])
+    client.failing = {"g~0"}
+    await first.write(HEAD, b"two", expected=one.version)
+    await first.aclose()
+    client.failing = set()
+    assert (await second.read(HEAD)).body == b"one"
+    two = await first.read(HEAD)
+    assert two.body == b"two"
+    await first.write(HEAD, b"three", expected=two.version)
+    await first.aclose()
+    assert (await second.read(HEAD)).body == b"three"
+    client.groups["g~0", HEAD] = old
+    assert [(await store.read(HEAD)).body for store in (first, second)] == [b"three", b"three"]
+
+
+async def test_a_plan_after_its_original_was_deleted_replaces_all_copies() -> None:
+    client: Any = FakeDynamoDb()
+    first, second = (DynamoDbStore(client, "t", "g", copies=1) for _ in range(2))
+    await first.write(HEAD, b"old", expected="")
+    await first.aclose()
+    await second.write("report-1", b"report")
+    del client.groups["g", HEAD]
+    stale = await second.read(HEAD)
+    assert (await second.write(HEAD, b"new", expected=stale.version)).version is None
+    absent = await second.read(HEAD)
+    assert absent == (None, "", absent.at)
+    client.groups["g~0", HEAD]["serial"] = {"N": "17"}
+    await second.write(HEAD, b"new", expected="")
+    await second.aclose()
+    assert (await DynamoDbStore(client, "t", "g", copies=1).read(HEAD)).body == b"new"
+
+
+async def test_slow_copies_do_not_delay_the_write_of_a_plan() -> None:
+    client: Any = FakeDynamoDb()
+    store, answers = DynamoDbStore(client, "t", "g", copies=2), anyio.Event()
+    put = client.put_item
+
+    async def slow(**options: Any) -> Any:
+        if options["Item"]["group"]["S"] != "g":
+            await answers.wait()
+        return await put(**options)
+
+    client.put_item = slow
+    with anyio.fail_after(2.0):
+        written = await store.write(HEAD, b"one", expected="")
+        assert (await store.write(HEAD, b"two", expected=written.version)).version is not None
+    answers.set()
+    await store.aclose()
+    assert {client.groups[f"g~{number}", HEAD]["body"]["B"] for number in range(2)} == {b"two"}
 
 
 @pytest.mark.parametrize("copies", ["-1", "65", "many", "1.5"])

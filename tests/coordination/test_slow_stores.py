@@ -164,6 +164,20 @@ async def test_a_listing_that_is_cancelled_continues_where_it_was():
     assert s3.gets == 96 + 36
 
 
+async def test_the_parts_of_former_plans_are_forgotten_and_the_reports_are_not():
+    s3 = SlowS3(0.0)
+    store = S3Store(s3, "bucket", "")
+    s3.put("report-w0.json", report_of(0))
+    for plan in range(5):
+        s3.put(f"part-{plan}-0.json", b"part")
+        await store.read_all("report-")
+        await store.read_all(f"part-{plan}-")
+    # One for each part, and one for the report.
+    assert s3.gets == 6
+    await store.read_all("part-0-")
+    assert s3.gets == 7
+
+
 async def test_an_owner_that_cannot_finish_a_plan_gives_its_claim_up():
     class NoListing(MemoryStore):
         async def read_all(self, prefix: str) -> Any:
@@ -186,6 +200,30 @@ async def test_a_call_of_a_store_that_does_not_answer_fails_in_time():
     with pytest.raises(StoreFailed, match=r"no answer within 0\.5 s"):
         await BoundedStore(Silent(now), 0.5).read("a")
     assert anyio.current_time() == pytest.approx(0.5)
+
+
+async def test_a_slow_sync_is_logged_with_the_time_that_it_may_take(caplog):
+    class Slow(MemoryStore):
+        async def read(self, name: str) -> Any:
+            await anyio.sleep(2.0)
+            return await super().read(name)
+
+        async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+            await anyio.sleep(2.0)
+            return await super().write(name, body, expected=expected)
+
+    options = CoordinationOptions(store="memory://x", max_workers=2, interval_seconds=1.0, store_timeout_seconds=3.0)
+    worker = CoordinationWorker(
+        Slow(now),
+        options,
+        usages=lambda: {RESOURCE: Usage(LIMIT, (5_000.0, 5e6))},
+        apply_shares=lambda _: None,
+        clock=anyio.current_time,
+        wall_clock=now,
+    )
+    await worker.step()
+    assert anyio.current_time() == pytest.approx(3.0)
+    assert "slow: reading the summary and reporting took 3 s; check" in caplog.records[0].getMessage()
 
 
 class Order(MemoryStore):

@@ -8,9 +8,11 @@ One item is read by all workers twice an interval, the head of the plan, and Dyn
 a second. With `copies` its readers are spread: each write of it is followed by writes of copies with partition keys of
 their own, and each worker reads one copy. A conditional write goes to the original. If it is refused, the copy may be
 old, because its writer died in between; then the next read is one of the original. A worker that reads an old plan for
-a while keeps its old shares, which the plan still counts as held.
+a while keeps its old shares, which the plan still counts as held. It must not return to a plan before the one that it
+used. So each version has a serial, and a copy with a lower one than was read or written before is not used.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
@@ -18,7 +20,16 @@ from uuid import uuid4
 
 import anyio
 
-from kpl_core.coordination.store import ABSENT, DEFAULT_GROUP, Listing, Reading, StoreAddress, StoreFailed, Written
+from kpl_core.coordination.store import (
+    ABSENT,
+    CONNECT_SECONDS,
+    DEFAULT_GROUP,
+    Listing,
+    Reading,
+    StoreAddress,
+    StoreFailed,
+    Written,
+)
 from kpl_core.coordination.stores.aws_client import (
     AWS_ERRORS,
     answered_at,
@@ -89,6 +100,11 @@ class DynamoDbStore:
         self._place = f"dynamodb://{table}/{group}"
         self._answered_at = partial(answered_at, self._place)
         self._at = 0.0
+        # The serial of the head that was last read or written; in milliseconds of the store's clock, or one more.
+        self._serial = 0
+        # The latest head that is not in the copies, and the task that writes it.
+        self._uncopied: dict[str, Any] | None = None
+        self._copying: asyncio.Task[None] | None = None
         self._copies = [f"{group}~{number}" for number in range(copies)]
         self._copy = self._copies[uuid4().int % copies] if copies else group
         # The copy may be older than the original.
@@ -98,29 +114,33 @@ class DynamoDbStore:
         return {"group": {"S": group or self._group}, "name": {"S": name}}
 
     async def read(self, name: str) -> Reading:
-        """Return one object: one GetItem, or two while there is no copy of it."""
-        if name == COPIED_NAME and self._copies and not self._reads_original:
-            reading = await self._read(name, self._copy)
-            if reading.body is not None:
+        """Return one object: one GetItem, or two while there is no copy of it, or an old one."""
+        if name != COPIED_NAME:
+            return (await self._read(name, self._group))[0]
+        if self._copies and not self._reads_original:
+            reading, serial = await self._read(name, self._copy)
+            if reading.body is not None and serial >= self._serial:
+                self._serial = serial
                 return reading
+        reading, self._serial = await self._read(name, self._group)
         self._reads_original = False
-        return await self._read(name, self._group)
+        return reading
 
-    async def _read(self, name: str, group: str) -> Reading:
+    async def _read(self, name: str, group: str) -> tuple[Reading, int]:
         with store_errors(self._place):
             answer = await self._client.get_item(TableName=self._table, Key=self._key(name, group), ConsistentRead=True)
         at = self._at = self._answered_at(answer)
         item = answer.get("Item")
         if item is None:
-            return Reading(None, ABSENT, at)
+            return Reading(None, ABSENT, at), 0
         body, version = _body_of(item), item.get("version", {}).get("S")
         if body is None or version is None:
             message = f"{self._place}: item {name} belongs to another program; use another group"
             raise StoreFailed(message, reason="garbage")
-        return Reading(body, version, at)
+        return Reading(body, version, at), int(item.get("serial", {}).get("N", 0))
 
     async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
-        """Write an object if it has the expected version: one PutItem, and one for each copy."""
+        """Write an object if it has the expected version: one PutItem. Those of the copies follow by themselves."""
         version = uuid4().hex
         condition: dict[str, Any] = {}
         if expected == ABSENT:
@@ -133,6 +153,10 @@ class DynamoDbStore:
         item = {**self._key(name), "body": {"B": body}, "version": {"S": version}}
         if self._at:
             item["expires_at"] = {"N": str(int(self._at) + EXPIRES_AFTER_SECONDS)}
+        # Above every copy's, also if the original was deleted or restored.
+        serial = max(self._serial + 1, int(self._at * 1_000))
+        if name == COPIED_NAME:
+            item["serial"] = {"N": str(serial)}
         try:
             answer = await self._client.put_item(TableName=self._table, Item=item, **condition)
         except AWS_ERRORS as error:
@@ -141,22 +165,31 @@ class DynamoDbStore:
                 return Written(None, self._answered_at(getattr(error, "response", {})))
             raise store_failed(self._place, error) from error
         self._at = self._answered_at(answer)
-        if name == COPIED_NAME and self._copies:
-            async with anyio.create_task_group() as writers:
-                for group in self._copies:
-                    writers.start_soon(self._write_copy, {**item, **self._key(name, group)})
+        if name == COPIED_NAME:
+            self._serial = serial
+            if self._copies:
+                self._uncopied = item
+                if self._copying is None or self._copying.done():
+                    # Not awaited here: slow copies must not make a plan that is written look failed.
+                    self._copying = asyncio.create_task(self._write_copies())
         return Written(version, self._at)
 
+    async def _write_copies(self) -> None:
+        while self._uncopied is not None:
+            item, self._uncopied = self._uncopied, None
+            async with anyio.create_task_group() as writers:
+                for group in self._copies:
+                    writers.start_soon(self._write_copy, {**item, **self._key(COPIED_NAME, group)})
+
     async def _write_copy(self, item: dict[str, Any]) -> None:
-        at = {"N": f"{self._at:.0f}"}
         try:
             await self._client.put_item(
                 TableName=self._table,
-                Item={**item, "written_at": at},
+                Item=item,
                 # A late write must not replace a newer one.
-                ConditionExpression="attribute_not_exists(#name) OR written_at <= :at",
-                ExpressionAttributeNames=_NAMES,
-                ExpressionAttributeValues={":at": at},
+                ConditionExpression="attribute_not_exists(#serial) OR #serial < :serial",
+                ExpressionAttributeNames={"#serial": "serial"},
+                ExpressionAttributeValues={":serial": item["serial"]},
             )
         except AWS_ERRORS:
             # The original is written. The next write comes within an interval; until then its readers have an old plan.
@@ -169,7 +202,6 @@ class DynamoDbStore:
         tokens = PageTokens()
         while True:
             with store_errors(self._place):
-                tokens.follow(start)
                 page = await self._client.query(
                     TableName=self._table,
                     ConsistentRead=True,
@@ -184,6 +216,8 @@ class DynamoDbStore:
             if "LastEvaluatedKey" not in page:
                 return Listing(bodies, self._answered_at(page))
             start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
+            with store_errors(self._place):
+                tokens.follow(start)
 
     async def delete(self, name: str) -> None:
         """Remove an object: one DeleteItem, and one for each copy."""
@@ -192,7 +226,10 @@ class DynamoDbStore:
                 await self._client.delete_item(TableName=self._table, Key=self._key(name, group))
 
     async def aclose(self) -> None:
-        """Close the client if it is this store's own."""
+        """Finish the copies, within two seconds, and close the client if it is this store's own."""
+        if self._copying is not None:
+            with anyio.move_on_after(CONNECT_SECONDS):
+                await self._copying
         if self._close is not None:
             await self._close()
 

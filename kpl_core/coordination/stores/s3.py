@@ -21,6 +21,8 @@ from kpl_core.coordination.stores.aws_client import (
 )
 from kpl_core.paging import PageTokens
 
+# The reports, and the parts of the latest plan that was read.
+_LISTINGS_KEPT: Final = 2
 _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 _REFUSED: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"})
 
@@ -57,8 +59,8 @@ class S3Store:
         self._bucket = bucket
         self._prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
         self._close = close
-        # The objects of the last listing, by key, with their ETags.
-        self._listed: dict[str, Reading] = {}
+        # The objects of the last listings, by prefix and key, with their ETags.
+        self._listed: dict[str, dict[str, Reading]] = {}
         self._place = f"s3://{bucket}/{self._prefix}"
         self._answered_at = partial(answered_at, self._place)
 
@@ -103,20 +105,23 @@ class S3Store:
         tokens = PageTokens()
         while True:
             with store_errors(self._place):
-                tokens.follow(token)
                 page = await self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + prefix, **token)
             etags |= {found["Key"]: found["ETag"] for found in page.get("Contents", ())}
             if not page.get("IsTruncated"):
                 break
             token = {"ContinuationToken": page["NextContinuationToken"]}
-        listed = {key: known for key, known in self._listed.items() if etags.get(key) == known.version}
-        others = {key: known for key, known in self._listed.items() if not key.startswith(self._prefix + prefix)}
-        self._listed = others | listed
+            with store_errors(self._place):
+                tokens.follow(token)
+        last = self._listed.pop(prefix, {})
+        listed = self._listed[prefix] = {key: known for key, known in last.items() if etags.get(key) == known.version}
+        # Each plan's parts have a prefix of their own.
+        while len(self._listed) > _LISTINGS_KEPT:
+            del self._listed[next(iter(self._listed))]
 
         async def read_one(key: str) -> None:
             reading = await self.read(key.removeprefix(self._prefix))
             if reading.body is not None:
-                self._listed[key] = listed[key] = reading
+                listed[key] = reading
 
         await in_parallel([partial(read_one, key) for key in etags if key not in listed])
         bodies = {key.removeprefix(self._prefix): reading.body or b"" for key, reading in listed.items()}
