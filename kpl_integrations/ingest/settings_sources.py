@@ -56,10 +56,14 @@ _ENV: Final = Option("The variable that has it.")
 
 
 class Setting(NamedTuple):
-    """A setting that somebody made: its value, and where, such as "KPL_INGEST_PORT" or "gateway.toml:3"."""
+    """A setting that somebody made: its value, and where, such as "KPL_INGEST_PORT" or "gateway.toml:3".
+
+    A secret may have a `reference`: the name and value of the setting that says where it is.
+    """
 
     value: Any
     origin: str
+    reference: tuple[str, Any] | None = None
 
 
 class LoadedSettings(NamedTuple):
@@ -177,7 +181,8 @@ def _found(
     setting = layer[places[0]]
     is_file = places[0].endswith("_file")
     reference = SecretReference(name, None if is_file else setting.value, setting.value if is_file else None)
-    return Setting(_checked(option, reference.read(environment), name), f"{setting.origin} ({setting.value})")
+    value = _checked(option, reference.read(environment), name)
+    return Setting(value, f"{setting.origin} ({setting.value})", (places[0], setting.value))
 
 
 def _with_origins(message: str, made: Mapping[str, Setting]) -> str:

@@ -34,6 +34,43 @@ def test_the_output_is_a_file_with_the_same_settings(tmp_path):
     assert find_settings({}, file=printed, environment={}).settings == loaded.settings
 
 
+def test_the_output_names_the_place_of_a_secret(tmp_path):
+    key, file, printed = tmp_path / "key", tmp_path / "gate\nway.toml", tmp_path / "printed.toml"
+    key.write_text("open sesame, please")
+    key.chmod(0o600)
+    file.write_text(f'admin_key_file = "{key}"\ncoordination_env = "STORE"\ncoordination_max_workers = 5')
+    environment = {"STORE": "redis://:hunter2@h/0"}
+    loaded = find_settings({}, file=file, environment=environment)
+    printed.write_text(printed_settings(loaded))
+    assert find_settings({}, file=printed, environment=environment).settings == loaded.settings
+    assert f'admin_key_file = "{key}"  # ' in printed.read_text()
+    assert 'coordination_env = "STORE"  # ' in printed.read_text()
+    assert "sesame" not in printed.read_text()
+    assert "hunter2" not in printed.read_text()
+
+
+def test_without_its_masked_store_an_option_of_the_coordination_is_a_comment(tmp_path):
+    printed = tmp_path / "printed.toml"
+    environment = {
+        "KPL_INGEST_COORDINATION": "redis://:hunter2@h/0",
+        "KPL_INGEST_COORDINATION_MAX_WORKERS": "5",
+        "KPL_INGEST_PORT": "7",
+    }
+    text = printed_settings(find_settings({}, environment=environment))
+    assert "# coordination_max_workers = 5  # KPL_INGEST_COORDINATION_MAX_WORKERS, belongs to coordination" in text
+    printed.write_text(text)
+    settings = find_settings({}, file=printed, environment={}).settings
+    assert (settings.port, settings.producer.coordination) == (7, None)
+
+
+@pytest.mark.parametrize("name", ["\N{GRINNING FACE}é", 'a\x7f\t"\\', "line\nline"])
+def test_every_character_of_a_text_is_in_the_output(tmp_path, name):
+    printed = tmp_path / "printed.toml"
+    loaded = find_settings({"spool": f"/var/{name}", "non_retryable_error_codes": frozenset({name})}, environment={})
+    printed.write_text(printed_settings(loaded))
+    assert find_settings({}, file=printed, environment={}).settings == loaded.settings
+
+
 def test_the_output_has_every_setting_and_where_it_comes_from(tmp_path, monkeypatch, kpl):
     file = tmp_path / "gateway.toml"
     file.write_text(FILE)

@@ -5,13 +5,13 @@ The output can be the file of `--config`: what has no effect or must not be in a
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from kpl_core import Config, StreamConfig
 from kpl_core.options.coordination_options import without_secrets
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.option import REQUIRED, described
+from kpl_integrations.cli.terminal import printable
 from kpl_integrations.ingest.settings_sources import LoadedSettings, gateway_options, producer_name
 
 _MASK = "***"
@@ -25,23 +25,32 @@ def printed_settings(loaded: LoadedSettings) -> str:
 def _lines(loaded: LoadedSettings) -> Iterator[str]:
     settings, made = loaded
     flat, own = flat_options(Config), described(type(settings))
+    masked: set[str] = set()
     for name, option in gateway_options().items():
         producers = None if name in own else flat.get(producer_name(name))
         if (name not in own and producers is None) or name == "streams":
             continue
-        origin = made[name].origin if name in made else "default"
+        setting = made.get(name)
+        origin = "default" if setting is None else printable(setting.origin)
+        if setting is not None and setting.reference is not None:
+            reference, place = setting.reference
+            yield f"{reference} = {_toml(place)}  # {origin}"
+            continue
         if producers is None:
             value, has_effect = getattr(settings, name), True
         else:
             value, has_effect = _of_producer(settings.producer, producers.group, producers.member, name)
         if option.option.secret and value is not None:
-            shown = without_secrets(str(value))
-            is_shown = isinstance(value, str) and shown == value
-            yield f"{'' if is_shown else '# '}{name} = {json.dumps(shown if is_shown else _MASK)}  # {origin}"
+            is_shown = isinstance(value, str) and without_secrets(value) == value
+            masked |= set() if is_shown else {name}
+            yield f"{name} = {_toml(value)}  # {origin}" if is_shown else f'# {name} = "{_MASK}"  # {origin}'
         elif value is None or not has_effect:
             default = option.default if option.default not in (None, REQUIRED) else ""
             reason = origin if value is None and has_effect else f"{origin}, without effect"
             yield f"# {name} = {_toml(default)}  # {reason}"
+        elif producers is not None and producers.group in masked:
+            # Without the masked one it would be an error.
+            yield f"# {name} = {_toml(value)}  # {origin}, belongs to {producers.group}"
         else:
             yield f"{name} = {_toml(value)}  # {origin}"
     for stream, options in settings.producer.streams.items():
@@ -61,7 +70,7 @@ def _of_producer(config: Config, group: str, member: str, name: str) -> tuple[An
 
 
 def _stream(stream: str, options: StreamConfig, origin: str) -> Iterator[str]:
-    yield f"\n[streams.{json.dumps(stream)}]  # {origin}"
+    yield f"\n[streams.{_quoted(stream)}]  # {printable(origin)}"
     for name, value in options.overrides().items():
         yield f"{name} = {_toml(value)}"
 
@@ -73,9 +82,12 @@ def _toml(value: object) -> str:
         case int() | float():
             return repr(value)
         case frozenset():
-            return json.dumps(sorted(value))
-        case Path() | str():
-            return json.dumps(str(value))
+            return f"[{', '.join(map(_quoted, sorted(value)))}]"
         case Mapping():
-            return "{" + ", ".join(f"{json.dumps(str(key))} = {_toml(each)}" for key, each in value.items()) + "}"
-    return json.dumps(str(value))
+            return "{" + ", ".join(f"{_quoted(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+    return _quoted(value)
+
+
+def _quoted(value: object) -> str:
+    """Return a text as TOML has it: as in JSON, but without surrogates, and with DEL escaped."""
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
