@@ -307,8 +307,9 @@ BREAKS: list[tuple[str, Law, Callable[[], Combinator]]] = [
 ]
 
 
+@BOTH_BACKENDS
 @pytest.mark.parametrize(("law", "break_it"), [pytest.param(law, break_it, id=name) for name, law, break_it in BREAKS])
-def test_a_law_fails_on_a_broken_combinator(law, break_it):
+def test_a_law_fails_on_a_broken_combinator(law, break_it, backend):
     broken = break_it()
     # The same examples each time, so the result is the same in every run.
     profile = settings(
@@ -324,7 +325,7 @@ def test_a_law_fails_on_a_broken_combinator(law, break_it):
     settings.load_profile("breaking")
     try:
         with pytest.raises((AssertionError, BaseExceptionGroup)) as raised:
-            law(broken, "asyncio")
+            law(broken, backend)
     finally:
         settings.load_profile(before)
     if isinstance(raised.value, BaseExceptionGroup):
