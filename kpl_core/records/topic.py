@@ -7,9 +7,8 @@ A trace context travels inside the data, because a Kinesis record has no headers
 `tracestate` (W3C Trace Context; the names are those of CloudEvents) of the JSON object or MessagePack map.
 """
 
-import contextlib
 import gzip
-import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -164,6 +163,9 @@ def plain_value(value: object, mode: str = "json") -> object:
     return dump(mode=mode)
 
 
+_pack: Final = msgspec.msgpack.Encoder(enc_hook=plain_value).encode
+
+
 def _encoder_of(kind: object, encoder: "Format | Callable[[T], bytes]") -> Callable[[T], bytes]:
     if callable(encoder):
         return encoder
@@ -174,7 +176,7 @@ def _encoder_of(kind: object, encoder: "Format | Callable[[T], bytes]") -> Calla
         if hasattr(kind, "model_dump_json"):
             return _without_nan(lambda value: value.model_dump_json().encode())  # type: ignore[attr-defined]
         return _without_nan(msgspec.json.Encoder(enc_hook=plain_value).encode)
-    return msgspec.msgpack.Encoder(enc_hook=plain_value).encode
+    return _pack
 
 
 def _without_nan(encode: Callable[[T], bytes]) -> Callable[[T], bytes]:
@@ -182,18 +184,39 @@ def _without_nan(encode: Callable[[T], bytes]) -> Callable[[T], bytes]:
 
     def encoded(value: T) -> bytes:
         data = encode(value)
-        if b"null" in data:
-            # msgspec.Raw, which msgspec cannot convert, is JSON already.
-            with contextlib.suppress(TypeError):
-                plain = msgspec.to_builtins(value, str_keys=True, enc_hook=plain_value)
-                try:
-                    json.dumps(plain, allow_nan=False)
-                except ValueError as error:
-                    message = f"JSON cannot express this value ({error}); use None, a str, or encoder='msgpack'"
-                    raise ValueError(message) from None
+        if b"null" in data and _may_have_nan(value):
+            _require_finite(value)
         return data
 
     return encoded
+
+
+def _may_have_nan(value: object) -> bool:
+    """Return whether the value in MessagePack has the first bytes of an infinity or NaN. It costs one more encoding."""
+    try:
+        packed = _pack(value)
+    except OverflowError:
+        # JSON has integers of any size.
+        return True
+    return b"\xcb\x7f" in packed or b"\xcb\xff" in packed
+
+
+def _require_finite(value: object) -> None:
+    found = [msgspec.to_builtins(value, str_keys=True, enc_hook=_without_raw)]
+    while found:
+        each = found.pop()
+        if isinstance(each, dict):
+            found.extend(each.values())
+        elif isinstance(each, list | tuple):
+            found.extend(each)
+        elif isinstance(each, float) and not math.isfinite(each):
+            message = f"JSON cannot express this value (it has the float {each}); use None, a str, or encoder='msgpack'"
+            raise ValueError(message)
+
+
+def _without_raw(value: object) -> object:
+    # It is JSON already.
+    return None if isinstance(value, msgspec.Raw) else plain_value(value)
 
 
 def _is_raw(kind: object) -> bool:

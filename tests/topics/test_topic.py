@@ -211,6 +211,8 @@ def test_a_number_that_json_cannot_express_is_an_error(number: float) -> None:
         (OrderStruct, OrderStruct("c", cast("Any", number))),
         (Reading, Reading(temp=number)),
         (dict, {"model": Reading(temp=number)}),
+        (dict, {"raw": msgspec.Raw(b"null"), "b": (number,), "large": 2**70}),
+        (dict, {"raw": msgspec.Raw(b"1"), "b": {"c": number}}),
     ):
         with pytest.raises(ValueError, match=r"JSON cannot express this value .*encoder='msgpack'"):
             topic(kind).record(value)
@@ -220,6 +222,9 @@ def test_a_number_that_json_cannot_express_is_an_error(number: float) -> None:
 def test_null_itself_is_sent() -> None:
     values = {"a": None, 7: 1.5, "raw": msgspec.Raw(b"null"), "t": "nan null"}
     assert msgspec.json.decode(topic(dict).encode(values)) == {"a": None, "7": 1.5, "raw": None, "t": "nan null"}
+    # A float and a text that look like a NaN in MessagePack, and an integer that it does not have.
+    values = {"a": None, "large": 1.7e308, "bytes": b"\xcb\x7f\xf8", "integer": 2**70}
+    assert json.loads(topic(dict).encode(values)) == {**values, "bytes": "y3/4"}
     # The field's own name, not its alias.
     assert topic(Reading).encode(Reading()) == b'{"celsius":null,"at":"2026-01-01T00:00:00"}'
 
