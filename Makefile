@@ -280,6 +280,9 @@ $(UV): pyproject.toml | $(BIN)/python
 	@$(dir $(UV))python -m pip --quiet install --group lock
 	@touch $@
 
+# Also before `make compiled`, because an editable installation has no kernels.
+$(READY_TO_RUN) $(READY_TO_DEV): export KPL_KERNELS := off
+
 $(READY_TO_RUN): pyproject.toml | $(BIN)/python
 	@echo 'Installing what the command needs'
 	@$(PIP) install --editable '.[cli,ingest,local]'

@@ -1,6 +1,6 @@
 """Hatchling's build hook: adds the kernels in C to the wheel, where a C compiler can make them.
 
-The environment variable `KPL_KERNELS` decides: `off` makes the pure wheel, `require` fails without a compiler.
+The environment variable `KPL_KERNELS` decides: `off` makes the pure wheel, `require` fails where kernels are impossible.
 """
 
 import os
@@ -19,10 +19,22 @@ class CustomBuildHook(BuildHookInterface[Any]):
     """Compiles with setuptools, which knows the platform's compiler."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and include the result in the wheel. An editable installation has no kernels."""
-        self._folder = tempfile.TemporaryDirectory()
+        """Compile, and include the result in the wheel. An editable installation has no kernels.
+
+        Raises:
+            ValueError: `KPL_KERNELS` has a value that does not exist, or requires what is not possible.
+        """
         wanted = os.environ.get("KPL_KERNELS", "").strip()
-        if wanted == "off" or version == "editable" or sys.implementation.name != "cpython":
+        if wanted not in {"", "off", "require"}:
+            message = f"KPL_KERNELS is {wanted!r}; set it to off or require, or unset it"
+            raise ValueError(message)
+        without = "an editable installation" if version == "editable" else sys.implementation.name
+        is_possible = without == "cpython"
+        if wanted == "require" and not is_possible:
+            message = f"KPL_KERNELS is 'require', but {without} has no kernels in C; set it to off, or unset it"
+            raise ValueError(message)
+        self._folder = tempfile.TemporaryDirectory()
+        if wanted == "off" or not is_possible:
             return
         compiled = self._compile(is_optional=wanted != "require")
         if not compiled.exists():
