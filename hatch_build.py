@@ -1,6 +1,6 @@
 """Hatchling's build hook: adds the kernels in C to the wheel, where a C compiler can make them.
 
-The environment variable `KPL_KERNELS` decides: `off` makes the pure wheel, `require` fails where kernels are impossible.
+The environment variable `KPL_KERNELS` decides: `off` makes the pure wheel, `require` fails where none is possible.
 """
 
 import os
