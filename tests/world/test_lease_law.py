@@ -17,10 +17,16 @@ def test_what_is_in_force_is_within_the_bounds_of_each_kind(kind):
     assert run_law(kind, 1).broken(KINDS[kind]) == []
 
 
+def test_a_store_that_loses_a_report_counts_its_worker_in_the_plan_after_the_next_report():
+    """This seed was above the limit for longer than the bound once was: 1.42 intervals, by 2.5 %."""
+    kind = "a store that loses its last writes"
+    assert run_law(kind, 1002).broken(KINDS[kind]) == []
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_what_is_in_force_is_within_the_bounds_for_many_seeds():
-    command = [sys.executable, "-m", "tests.world", "--seconds", str(SECONDS)]
+    command = [sys.executable, "-m", "tests.world", "--seed", "1", "--seconds", str(SECONDS)]
     environment = os.environ | {"PYTHONHASHSEED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
