@@ -246,7 +246,10 @@ class CoordinationWorker:
         if abs(offset) > CLOCK_TOLERANCE_SECONDS:
             self._object_problems["clock"] = ""
             self._warn("clock", f"this machine's clock differs from the store's by {-offset:+,.0f} s; synchronise it")
-        if self.state() in {"leased", "expired"}:
+        if not self._measured:
+            # A worker that uses nothing needs no plan.
+            self._planned_at = self._clock()
+        elif self.state() in {"leased", "expired"}:
             self._planned_at = self._clock() - self.lease_age()
         without_plan = self._clock() - self._planned_at
         if not self._object_problems and without_plan > PLAN_INTERVALS * self._options.interval_seconds:

@@ -68,7 +68,8 @@ def test_workers_that_join_while_the_store_is_down_add_at_most_a_fifth(seed):
 @pytest.mark.long
 @pytest.mark.parametrize(("max_workers", "joining"), [(20, 0), (40, 20), (200, 180)])
 def test_any_number_of_workers_joining_while_the_store_is_down_add_at_most_a_fifth(max_workers, joining):
-    fleet = Fleet(LIMIT)
+    """They raise their shares until the service throttles, because no store has answered them since their start."""
+    fleet = Fleet(LIMIT, throttles=True)
 
     def start(index: int, fleet: Fleet) -> Leased:
         return Leased(index, fleet, max_workers=max_workers)

@@ -185,6 +185,15 @@ async def test_a_failure_counts_on_while_records_of_its_stream_wait(monkeypatch:
         assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
 
 
+async def test_a_gateway_without_traffic_waits_for_no_plan_of_its_store() -> None:
+    async with open_gateway(
+        directory=KnownTenants(Tenant(id="a", records_per_second=10)), coordination="memory://parts-calm"
+    ) as gateway:
+        assert (await Client(gateway, "a").post(records(1), ack="delivered")).status == 200
+        await anyio.sleep(120.0)
+        assert (await shown(gateway))[1]["coordination"]["state"] == "ok"
+
+
 @pytest.mark.parametrize("purpose", ["shards", "quotas"])
 async def test_a_store_that_fails_is_a_degraded_part(purpose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(self: MemoryStore, name: str) -> Any:
