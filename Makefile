@@ -172,7 +172,7 @@ $(COVERED): $(READY_TO_DEV) $(SOURCES)
 
 fuzz: $(READY_TO_DEV)
 	@seed=$$(date +%s) && echo "seed $$seed" && \
-	    KPL_FUZZ_SECONDS=$(or $(SECONDS),60) KPL_FUZZ_SEED=$$seed $(RUN) pytest --quiet tests/ingest/decoding/test_fuzz.py $(ARGS)
+	    TESTS_FUZZ_SECONDS=$(or $(SECONDS),60) TESTS_FUZZ_SEED=$$seed $(RUN) pytest --quiet tests/ingest/decoding/test_fuzz.py $(ARGS)
 
 # Not in the gate, because it takes half an hour and more.
 mutants: $(READY_TO_DEV)

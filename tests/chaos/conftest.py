@@ -1,10 +1,10 @@
-"""The chaos tests use real sockets, files and processes, in real time. `KPL_CHAOS=short` runs a tenth of the load."""
+"""The chaos tests use real sockets, files and processes, in real time. `TESTS_CHAOS=short` runs a tenth of the load."""
 
 import os
 
 import pytest
 
-SHORT = os.environ.get("KPL_CHAOS") == "short"
+SHORT = os.environ.get("TESTS_CHAOS") == "short"
 
 
 @pytest.fixture

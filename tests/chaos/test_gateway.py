@@ -101,7 +101,7 @@ def _wait_until_replayed(url: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_no_record_acknowledged_as_spooled_is_lost_after_kills(tmp_path: Path, is_short: bool, capsys) -> None:
-    chance = random.Random(os.environ.get("KPL_CHAOS_SEED"))
+    chance = random.Random(os.environ.get("TESTS_CHAOS_SEED"))
     kills = 3 if is_short else 20
     spool = ("--spool", str(tmp_path / "spool.db"))
     acknowledged: list[str] = []

@@ -77,7 +77,7 @@ async def deliver_the_rest(endpoint_url: str, path: Path) -> None:
 @pytest.mark.timeout(420)
 def test_no_acknowledged_record_is_lost_after_fifty_kills(tmp_path: Path, is_short: bool, capsys) -> None:
     kills = 5 if is_short else 50
-    chance = random.Random(os.environ.get("KPL_CHAOS_SEED"))
+    chance = random.Random(os.environ.get("TESTS_CHAOS_SEED"))
     path = tmp_path / "spool.db"
     acknowledged: set[bytes] = set()
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 4})) as kinesis:

@@ -140,7 +140,7 @@ def test_the_lost_figure_is_never_below_the_loss_and_above_it_only_by_what_was_i
 ) -> None:
     if is_short and (durable or ack != "queued"):
         pytest.skip("the short form tests the loss of memory")
-    chance = random.Random(os.environ.get("KPL_CHAOS_SEED"))
+    chance = random.Random(os.environ.get("TESTS_CHAOS_SEED"))
     spool = ("--spool", str(tmp_path / "spool.db")) if durable else ()
     rows: list[tuple[int, int, int, int]] = []
 

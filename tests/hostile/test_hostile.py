@@ -1,6 +1,6 @@
 """No request costs much more than it weighs, and the ten worst do not stop the gateway for a quiet tenant.
 
-`make hostile` prints the ten worst. KPL_HOSTILE=short measures small requests only.
+`make hostile` prints the ten worst. TESTS_HOSTILE=short measures small requests only.
 """
 
 import os
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="measures with /proc"),
 ]
 
-SHORT: Final = os.environ.get("KPL_HOSTILE") == "short"
+SHORT: Final = os.environ.get("TESTS_HOSTILE") == "short"
 MIB: Final = 1 << 20
 SIZES: Final = (16_000, 64_000) if SHORT else tuple(4_000 * 4**power for power in range(7))
 SIDE_BY_SIDE_SECONDS: Final = 3.0 if SHORT else 10.0

@@ -1,6 +1,6 @@
 """Arbitrary and nearly valid bodies are decoded or rejected. None raises another exception.
 
-A second's worth in the plain suite; `KPL_FUZZ_SECONDS=60 pytest tests/ingest/decoding/test_fuzz.py` runs on.
+A second's worth in the plain suite; `TESTS_FUZZ_SECONDS=60 pytest tests/ingest/decoding/test_fuzz.py` runs on.
 """
 
 import gzip
@@ -26,7 +26,7 @@ from kpl_integrations.ingest.decoding.decoded import NeighbourKeys
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF, RESOURCES
 
 LIMITS = DecodeLimits(max_records=50, max_record_bytes=2048, max_depth=16)
-SECONDS = float(os.environ.get("KPL_FUZZ_SECONDS", "1"))
+SECONDS = float(os.environ.get("TESTS_FUZZ_SECONDS", "1"))
 CE = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t"}
 SEEDS = [
     b'{"resourceLogs":[{"scopeLogs":[]}, {}]}',
@@ -63,7 +63,7 @@ def mutated(random_: random.Random, seed: bytes) -> bytes:
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_every_body_is_decoded_or_rejected():
-    random_ = random.Random(int(os.environ.get("KPL_FUZZ_SEED", "1")))
+    random_ = random.Random(int(os.environ.get("TESTS_FUZZ_SEED", "1")))
     ends_at = time.monotonic() + SECONDS
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rounds = slowest = 0.0
