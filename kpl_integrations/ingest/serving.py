@@ -195,14 +195,16 @@ class GatewayServer:
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         """Run the server during the block, and let it finish its answers afterwards."""
-        async with anyio.create_task_group() as tasks:
-            # libuv accepts one connection of a socket in each round of the loop.
-            sockets = [self._socket, *(self._socket.dup() for _ in range(_ACCEPTS - 1))]
-            tasks.start_soon(self._server.serve, sockets)
-            await self._server.listening.wait()
-            if self._spares is not None:
-                self._spares.start(self._server.serve_connection)
-            try:
-                yield
-            finally:
-                self._server.should_exit = True
+        with contextlib.ExitStack() as copies:
+            # libuv accepts one connection of a socket in each round of the loop. The server closes the copies, unless
+            # it is cancelled because the producer has failed.
+            sockets = [self._socket, *(copies.enter_context(self._socket.dup()) for _ in range(_ACCEPTS - 1))]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._server.serve, sockets)
+                await self._server.listening.wait()
+                if self._spares is not None:
+                    self._spares.start(self._server.serve_connection)
+                try:
+                    yield
+                finally:
+                    self._server.should_exit = True
