@@ -42,8 +42,10 @@ JITTER: Final = 0.1
 CLOCK_TOLERANCE_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 1.0
 SHOWN_SHARES: Final = 3
-# A worker without a new plan for so many intervals says so.
+# A worker without a new plan for so many intervals, and for so many seconds, says so.
 PLAN_INTERVALS: Final = 3.0
+# With shorter intervals a busy machine alone delays plans.
+LEAST_PLAN_SECONDS: Final = 5.0
 QUIET_INTERVALS: Final = 12.0
 # A share is reported and logged when it changes by more than 1 %.
 _is_close: Final = partial(math.isclose, rel_tol=0.01)
@@ -213,7 +215,7 @@ class CoordinationWorker:
             with anyio.fail_after(most_seconds):
                 await self._sync_round.read_and_report(self._clock, self._wall_clock)
             writer = self._sync_round.writer
-            await within_claim(writer, interval, lambda: self._sync_round.compute_if_due(self._clock))
+            await within_claim(writer, most_seconds, lambda: self._sync_round.compute_if_due(self._clock))
             await remove_within(writer, self._options.store_timeout_seconds, self._on_problem)
         except StoreFailed as error:
             failure, sentence = error.reason, str(error)
@@ -252,7 +254,8 @@ class CoordinationWorker:
         elif self.state() in {"leased", "expired"}:
             self._planned_at = self._clock() - self.lease_age()
         without_plan = self._clock() - self._planned_at
-        if not self._object_problems and without_plan > PLAN_INTERVALS * self._options.interval_seconds:
+        most_seconds = max(PLAN_INTERVALS * self._options.interval_seconds, LEAST_PLAN_SECONDS)
+        if not self._object_problems and without_plan > most_seconds:
             self._object_problems["plan"] = ""
             sentence = f"no new plan for {without_plan:.0f} s; check whether the store is too slow for the interval"
             self._warn("plan", sentence)
