@@ -82,10 +82,18 @@ def assert_valid(installed: Installed, file: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def settings_of(pod: dict[str, Any]) -> Any:
-    """Return the settings that the gateway reads; it refuses unknown names and values out of bounds."""
+def settings_of(pod: dict[str, Any], folder: Path) -> Any:
+    """Return the settings that the gateway reads; it refuses unknown names and values out of bounds.
+
+    The store's URL is in a secret that only the pod has, so a file in `folder` stands in for it.
+    """
     environment = {each["name"]: each["value"] for each in pod["containers"][0]["env"] if "value" in each}
     names = {name.removeprefix("KPL_INGEST_").lower(): value for name, value in environment.items() if "KPL_" in name}
+    if "coordination_file" in names:
+        secret = folder / "url"
+        secret.touch(mode=0o600)
+        secret.write_text("redis://redis:6379/0?group=ingest")
+        names["coordination_file"] = str(secret)
     return load_settings(**names)
 
 
@@ -105,7 +113,7 @@ def test_the_rendered_chart_is_valid(
     assert set(objects) == kinds
     assert_valid(installed, tmp_path / "rendered.yaml")
     pod = objects["StatefulSet"]["spec"]["template"]["spec"]
-    settings = settings_of(pod)
+    settings = settings_of(pod, tmp_path)
     assert pod["terminationGracePeriodSeconds"] > settings.drain_delay_seconds + settings.close_seconds + 5
     secrets = [volume["secret"]["defaultMode"] for volume in pod["volumes"] if "secret" in volume]
     assert set(secrets) == {0o440}
