@@ -1,4 +1,4 @@
-"""The bound on a listing that a service returns in pages: a faulty endpoint must not keep it going for ever."""
+"""The bound on a listing that a service returns in pages: a faulty endpoint must not keep it going without end."""
 
 from typing import Final
 
