@@ -52,7 +52,7 @@ class ProcessListener:
 
     # False if it has opted out of the flush at SIGTERM in children of multiprocessing.
     flushes_at_sigterm = True
-    # What a signal that ends the process stops; None if nobody puts.
+    # What a signal that ends the process stops; None if nothing puts.
     intake: "Intake | None" = None
 
     def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Wait | None:  # noqa: ARG002

@@ -5,8 +5,8 @@ A class of options is a dataclass or a Struct whose fields have types such as
     max_connections: Annotated[int, Option("Connections to the endpoint.", 1, 1_000, "connections")] = 24
 
 A reader, an editor and mypy see a field of type int. `described` has name, type, bounds, unit, default and sentence as
-data, and `check_options` checks an instance. Whoever takes a value from elsewhere, such as a variable or a file, checks
-it with the same description and the name by which its user knows it.
+data, and `check_options` checks an instance. Code that takes a value from elsewhere, such as a variable or a file,
+checks it with the same description and the name by which its user knows it.
 """
 
 import dataclasses

@@ -64,7 +64,7 @@ class SpoolState:
     | refuse | refused with `NotSpooled` |
 
     With the last two, records that the spool fails to store after they were accepted go straight to Kinesis, unless
-    they must be durable: nobody would tell their caller. No put waits for an overflow spool (`writes_ahead` False), so
+    they must be durable: their caller would not be told. No put waits for an overflow spool (`writes_ahead` False), so
     none is refused because it cannot store.
     """
 

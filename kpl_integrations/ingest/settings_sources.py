@@ -56,7 +56,7 @@ _ENV: Final = Option("The variable that has it.")
 
 
 class Setting(NamedTuple):
-    """A setting that somebody made: its value, and where, such as "KPL_INGEST_PORT" or "gateway.toml:3".
+    """A setting that has a value: the value, and where, such as "KPL_INGEST_PORT" or "gateway.toml:3".
 
     A secret may have a `reference`: the name and value of the setting that says where it is.
     """

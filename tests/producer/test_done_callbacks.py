@@ -160,7 +160,7 @@ class Thing:
 
 @pytest.mark.anyio
 async def test_nothing_refers_to_a_callback_after_its_call():
-    # The garbage collector does not see deliveries and outcomes, so a cycle through them would stay for ever.
+    # The garbage collector does not see deliveries and outcomes, so a cycle through them would stay.
     gc.disable()
     try:
         outcome, thing = Outcome(), Thing()

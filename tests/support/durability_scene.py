@@ -35,7 +35,7 @@ def producer(transport: FakeTransport, *, hooks: Iterable[Any] = (), sink: Any =
 
 
 def set_writable(spool: Spool, *, writable: bool) -> "Future[Any]":
-    """Let the spool's file take writes, or none. Whoever uses it finds out by the next write."""
+    """Let the spool's file take writes, or none. Its user finds out by the next write."""
     statement = f"PRAGMA query_only = {int(not writable)}"
     return spool.ask(lambda store: store.connection.execute(statement).fetchone())
 

@@ -187,7 +187,7 @@ class PartsWatch:
         found: dict[Symptom, str] = {}
         producer = self._producer
         now, counts = self._clock(), producer.statistics()
-        # Without traffic nobody learns that an outage is over, so what was seen last does not count for ever.
+        # Without traffic nothing shows that an outage is over, so what was seen last counts for a time only.
         answers = {stream: answer for stream, answer in self._answers.items() if stream in counts}
         known = {
             stream

@@ -28,7 +28,7 @@ _QUOTED: Final = re.compile(r"""([`'"])([^`'"$][^`'"]*)\1""")
 _UNKNOWN_MEMBER: Final = re.compile(r"unknown field `([^`]*)`")
 
 
-# What is shown of a reference to a secret, because somebody may have pasted the secret itself: a variable of capital
+# What is shown of a reference to a secret, because it may be the secret itself, pasted: a variable of capital
 # letters, an id as AWS makes them, and a file that exists, has an ending, or a short name in a folder that exists.
 _VARIABLE: Final = re.compile(r"(?=.{1,24}\Z|.*_)[A-Z_][A-Z0-9_]{0,99}")
 _ACCESS_KEY_ID: Final = re.compile(r"[A-Z0-9]{1,24}")

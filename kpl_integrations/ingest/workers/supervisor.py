@@ -252,7 +252,7 @@ class Supervisor:
     def _abandon_sockets(self) -> None:
         """Close the sockets of all workers that die again and again, if no process runs that has a socket.
 
-        One that runs has the sockets of all. It would keep them open: closed here, nobody would accept from them.
+        One that runs has the sockets of all. It would keep them open: closed here, no process would accept from them.
         """
         workers = [(each, each.socket) for each in self._workers if each.socket is not None]
         if not any(each.has_process for each, _ in workers):

@@ -135,7 +135,7 @@ async def test_a_stream_without_connection_ends_readiness_only_if_no_other_strea
         assert (status, parts["kinesis"]["state"]) == (200, "ok")
 
 
-async def test_a_stream_that_nobody_uses_does_not_keep_a_gateway_ready_that_no_stream_accepts() -> None:
+async def test_a_stream_without_puts_does_not_keep_a_gateway_ready_that_no_stream_accepts() -> None:
     names = [f"s{number}" for number in range(4)]
     transport = FakeTransport(FakeKinesis(dict.fromkeys(names, 1)), latency_seconds=0.01)
     async with open_gateway(transport, aggregation_enabled=False, record_ttl_ms=3_000) as gateway:
