@@ -345,12 +345,12 @@ def _divide(
         most_granted = planned
         if start * max_workers > limit * RESERVE * 1.001:
             # Not in any other case: a sum with a rounding error has more digits, and stores charge for bytes.
-            most_granted = min(planned, limit - absent * start)
+            most_granted = min(planned, limit - absent * start - sum([max(0.0, start - most) for most in ceilings]))
         granted, highest, deviation = _grant_unreserved(targets, ceilings, most_granted)
         columns.append((granted, highest))
         settled = settled and deviation <= SETTLED * limit
         unassigned.append(max(0.0, planned - sum(highest)))
-        newcomer.append(_newcomer(limit, limit - sum(highest), absent, max_workers, is_warm=is_warm))
+        newcomer.append(_newcomer(limit, highest, absent, max_workers, is_warm=is_warm))
     (share0, most0), (share1, most1) = columns
     pairs = zip(zip(share0, share1, strict=True), zip(most0, most1, strict=True), strict=True)
     grants = list(starmap(Grant, pairs))
@@ -377,20 +377,25 @@ def _grant_unreserved(
     return granted, highest, falls + wanted * (1.0 - fraction)
 
 
-def _newcomer(limit: float, unreserved: float, absent: int, max_workers: int, *, is_warm: bool) -> float:
-    """Return what each worker without a grant may use. The sum of these is within the unreserved part of the limit."""
+def _newcomer(limit: float, ceilings: Sequence[float], absent: int, max_workers: int, *, is_warm: bool) -> float:
+    """Return what each worker without a grant may use. With the ceilings, the sum of these is within the limit."""
     share = limit / max_workers
     if is_warm or not absent:
         # Only what no summary assigns: a worker may use this for as long as it has not read the next summary.
         return share * (RESERVE if absent else RESERVE / 4)
-    return min(share, max(unreserved / absent, share * RESERVE / 4))
+    # A member may have crashed. Then a newcomer in its place uses what it had, and what is unreserved above that.
+    left, heads = limit - sum(ceilings), absent
+    for ceiling in sorted(ceilings):
+        if ceiling * heads >= left:
+            break
+        left, heads = left + ceiling, heads + 1
+    return min(share, max(left / heads, share * RESERVE / 4))
 
 
 def _unused(plan: ResourcePlan, max_workers: int, *, is_warm: bool) -> ResourcePlan:
     """Return the plan of a resource that no worker claims now."""
     first, second = (
-        _newcomer(limit * plan.estimate, limit * plan.estimate, max_workers, max_workers, is_warm=is_warm)
-        for limit in plan.limit
+        _newcomer(limit * plan.estimate, (), max_workers, max_workers, is_warm=is_warm) for limit in plan.limit
     )
     return msgspec.structs.replace(plan, newcomer=(first, second), fair={}, unassigned=plan.limit)
 

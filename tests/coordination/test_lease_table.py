@@ -422,3 +422,19 @@ def test_before_all_workers_are_known_the_expected_ones_divide_what_nobody_holds
     )
     summary = next_summary(None, [holder], rules, at=1_000.0)
     assert summary.resources[RESOURCE].newcomer[0] == pytest.approx(newcomer)
+
+
+def test_what_each_newcomer_may_use_counts_members_that_may_have_crashed() -> None:
+    """Two newcomers in the place of one and of a dead worker had 1.13 times the limit."""
+    holdings = {"busy": 800.0, "idle": 20.0}
+    reports = [
+        WorkerReport(
+            worker_id=name,
+            written_at=1_000.0,
+            generation=0,
+            claims={RESOURCE: Claim((0.0, 0.0), (held, 1e3 * held), LIMIT)},
+        )
+        for name, held in holdings.items()
+    ]
+    summary = next_summary(None, reports, TableRules(interval_seconds=5.0, max_workers=3), at=1_000.0)
+    assert summary.resources[RESOURCE].newcomer[0] == pytest.approx(100.0)

@@ -24,6 +24,12 @@ def test_a_store_that_loses_a_report_counts_its_worker_in_the_plan_after_the_nex
     assert run_law(kind, 1002).broken(KINDS[kind]) == []
 
 
+def test_newcomers_beside_a_dead_worker_use_no_more_than_it_leaves():
+    """Two newcomers counted as one, because the plan still had the dead worker: 1.13 times the limit."""
+    kind = "crashes and restarts"
+    assert run_law(kind, 4).broken(KINDS[kind]) == []
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_what_is_in_force_is_within_the_bounds_for_many_seeds():
