@@ -66,10 +66,6 @@ class DeliveryPace:
     def failed(self, size_bytes: int, now: float) -> None:
         """Note a failure, and pause. Failures during a pause count once."""
         self._landed(size_bytes)
-        self.pause(now)
-
-    def pause(self, now: float) -> None:
-        """Pause as after a failure: the producer cannot accept the records."""
         if now >= self._paused_until:
             self._failures += 1
             self._paused_until = now + _PAUSE.seconds(self._failures, self._chance)

@@ -3,10 +3,12 @@
 `ReplayOrder` decides which record may go (per partition key), `DeliveryPace` how fast. Records of one key go together
 if they share an aggregated record: waiting for each result before the next record would limit a key to ten records a
 second. A record is confirmed as soon as its result says that Kinesis stored it, even after the replayer has stopped. A
-record that can never be delivered moves to the dead-letter queue. Any other failure is retried for as long as it takes.
+record that can never be delivered moves to the dead-letter queue. While that has no place for it, it waits in the spool
+and delays no other record. Any other failure is retried for as long as it takes.
 """
 
 import contextlib
+import logging
 import math
 import random
 import time
@@ -19,6 +21,7 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.replay.replay_order import ReplayOrder
@@ -32,6 +35,9 @@ from kpl_core.records.record_result import INCURABLE, RecordResult, reason_of
 
 # Read ahead this many times the records in flight, so that keys that wait do not stop other keys.
 _READ_AHEAD: Final = 4
+# Each try reads and puts again all records that no dead letter could replace.
+_NO_PLACE: Final = ExponentialBackoff(base_seconds=0.5, cap_seconds=60.0)
+_log: Final = logging.getLogger(__name__)
 
 
 class Replayer:
@@ -69,7 +75,12 @@ class Replayer:
         )
         self._window_records = options.replay_in_flight_records * _READ_AHEAD
         self._window_bytes = options.replay_in_flight_bytes * _READ_AHEAD
+        self._chance = chance
         self._undeliverable: deque[tuple[Claimed, RecordResult | None]] = deque()
+        # The ids of undeliverable records without a dead letter. They stay claimed until `_try_at`.
+        self._without_place: list[int] = []
+        self._tries = 0
+        self._try_at = math.inf
         self._backlog_may_have_more = True
         self._running = False
         self._wakeup = anyio.Event()
@@ -92,7 +103,8 @@ class Replayer:
                 self._wakeup = anyio.Event()
                 await self._bury()
                 await self._fill()
-                wait = self._send() - anyio.current_time()
+                self._release_without_place(anyio.current_time())
+                wait = min(self._send(), self._try_at) - anyio.current_time()
                 if self._undeliverable or self._wants_more():
                     # The calls above may all return at once: results may be immediate, and a full dead-letter queue
                     # rejects at once.
@@ -102,7 +114,7 @@ class Replayer:
                         await self._wakeup.wait()
         finally:
             self._running = False
-            self._spool.release(self._order.take_waiting())
+            self._spool.release([*self._order.take_waiting(), *self._without_place])
             while self._undeliverable:
                 claimed, _ = self._undeliverable.popleft()
                 self._order.succeeded(claimed.id)
@@ -203,18 +215,36 @@ class Replayer:
         self._wakeup.set()
 
     async def _bury(self) -> None:
-        """Move records that can never be delivered to the dead letters, or keep them in the spool if those are full."""
+        """Move records that can never be delivered to the dead letters; those without a place stay in the spool."""
         while self._undeliverable:
             # It stays there until it has its place, so that `run` releases it if this is cancelled or fails.
             claimed, result = self._undeliverable[0]
             now = anyio.current_time()
             try:
                 await self._bury_one(claimed, result, time.time() - now)
-                self._order.succeeded(claimed.id)
-            except (SpoolFull, SpoolUnavailable):
-                self._order.failed(claimed.id)
-                self._pace.pause(now)
+            except (SpoolFull, SpoolUnavailable) as error:
+                self._no_place(claimed, error, now)
+            self._order.succeeded(claimed.id)
             self._undeliverable.popleft()
+
+    def _no_place(self, claimed: Claimed, error: SpoolError, now: float) -> None:
+        if not self._without_place:
+            self._tries += 1
+            self._try_at = now + _NO_PLACE.seconds(self._tries, self._chance)
+            _log.warning(
+                "a record of stream %s in the spool can never be delivered, and there is no place for its dead letter: "
+                "%s. It stays in the spool; the replay goes on, and tries again in %.1f s",
+                claimed.record.stream,
+                error,
+                self._try_at - now,
+            )
+        self._without_place.append(claimed.id)
+
+    def _release_without_place(self, now: float) -> None:
+        if now >= self._try_at:
+            self._spool.release(self._without_place)
+            self._without_place, self._try_at = [], math.inf
+            self._backlog_may_have_more = True
 
     async def _bury_one(self, claimed: Claimed, result: RecordResult | None, wall_offset: float) -> None:
         queue = self._dead_letters

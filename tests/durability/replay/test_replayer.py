@@ -1,6 +1,5 @@
 """The backlog goes back to the producer: in order, at a limited pace, and removed only after Kinesis confirmed it."""
 
-import itertools
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -12,11 +11,11 @@ import pytest
 
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.replay.replayer import Replayer
-from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpooledRecord, SpoolOptions
+from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpoolOptions
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.record_result import RecordResult
-from tests.durability.receiver import Finished, Gate, Receiver
+from tests.durability.receiver import Gate, Receiver
 from tests.support.durability_scene import DELIVERED, EXPIRED, INVALID, THROTTLED, failed, spooled
 from tests.support.waiting import until
 
@@ -171,26 +170,30 @@ async def test_each_of_several_undeliverable_records_is_buried_once(options: Spo
     assert sorted(each.letter.data for each in letters if each.letter is not None) == [b"0", b"1", b"2"]
 
 
-async def test_the_replay_pauses_while_the_dead_letters_are_full(tmp_path: Path) -> None:
-    put_at: list[float] = []
-
-    class Recording(Receiver):
-        def put(self, record: SpooledRecord, finished: Finished) -> None:
-            put_at.append(anyio.current_time())
-            super().put(record, finished)
-
-    receiver = Recording()
-    poison = bytes(2_000)
+async def test_a_record_without_a_place_for_its_letter_delays_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver = Receiver()
+    poison = bytes(2 * MIB)
     receiver.answers[poison] = [failed(INVALID)] * 100_000
     small = SpoolOptions(path=tmp_path / "small.db", commit_interval_ms=0.0, max_dead_letter_bytes=MIB)
     async with AsyncSpool(Spool(small)) as spool:
-        queue = DeadLetterQueue(spool.spool)
-        await spool.mailbox.wait_for(queue.bury_nowait([queue.letter(spooled(data=bytes(MIB - 500)), "ttl")]))
-        await spool.append([spooled(data=poison)], claim=False)
-        # The pause is a random part of at least half a second.
-        async with replaying(spool, receiver, small, queue, chance=0.2):
-            await until(lambda: len(put_at) >= 3)
-    assert min(after - before for before, after in itertools.pairwise(put_at)) >= 0.09
+        await spool.append([spooled(data=poison, key="one")], claim=False)
+        async with replaying(spool, receiver, small, chance=1.0):
+            await until(lambda: len(receiver.answers[poison]) == 99_999)
+            for number in range(20):
+                await spool.append([spooled(number, key="one")], claim=False)
+                await until(lambda: spool.statistics().records == 1)
+            # It was tried once or twice more, not with each of them.
+            assert len(receiver.answers[poison]) >= 99_997
+            await until(lambda: len(receiver.answers[poison]) <= 99_997)
+        statistics = spool.statistics()
+    assert receiver.delivered == [b"%d" % number for number in range(20)]
+    assert (statistics.records, statistics.letters, statistics.backlog_records) == (1, 0, 1)
+    lines = [record.getMessage() for record in caplog.records if "no place for its dead letter" in record.message]
+    assert lines
+    assert "max_dead_letter_bytes of 1,048,576" in lines[0]
+    assert "tries again in 0.5 s" in lines[0]
 
 
 async def test_a_burial_that_is_cancelled_ends_with_one_letter_and_no_record(
