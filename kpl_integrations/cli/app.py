@@ -321,7 +321,10 @@ def doctor(
     stream: Stream,
     *,
     config: Annotated[Path | None, typer.Option(help="TOML file of a gateway's settings, as for `kpl serve`.")] = None,
-    put: Annotated[bool, typer.Option("--put", help="Write one record, to check that permission too.")] = False,
+    put: Annotated[
+        bool,
+        typer.Option("--put", help="Write a record, and a dead letter to a queue or bucket."),
+    ] = False,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     as_json: Json = False,

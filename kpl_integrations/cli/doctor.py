@@ -84,7 +84,7 @@ class DoctorCommand:
         self._checks.append(check_open_files(_open_files_limit()))
         self._checks.append(check_hot_path(os.environ, is_compiled=COMPILED, direct_url=_direct_url()))
         if found is not None:
-            self._checks += await check_parts(found, self._producer)
+            self._checks += await check_parts(found, self._producer, puts=self.puts)
         known = {check.name: check for check in self._checks}
         names = _NAMES if found is None or found.settings is None else _NAMES + _GATEWAY_NAMES
         checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in names]

@@ -20,6 +20,8 @@ import msgspec
 from kpl_core import Config, ConfigError
 from kpl_core.coordination import StoreFailed
 from kpl_core.coordination.stores import open_store
+from kpl_core.durability.dead_letters.dead_letter_queue import new_letter
+from kpl_core.durability.spool import DeadLetter, SpooledRecord
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.transport.transport import reason_for_botocore
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
@@ -112,10 +114,15 @@ def check_settings(found: FoundConfiguration) -> Check:
     return Check("settings", "ok", found.source)
 
 
-async def check_parts(found: FoundConfiguration, producer: Config | None) -> list[Check]:
-    """Check every part that the configuration names. `producer` has the region and endpoint, if they are known."""
+async def check_parts(found: FoundConfiguration, producer: Config | None, *, puts: bool) -> list[Check]:
+    """Check every part that the configuration names. `producer` has the region and endpoint, if they are known.
+
+    With `puts`, one dead letter is sent to a queue or a bucket.
+    """
     config, settings = found.config, found.settings
     checks = [*check_files(config, settings), await check_coordination(config)]
+    if settings is not None and (settings.dead_letters_sqs or settings.dead_letters_s3):
+        checks.append(await check_sink(settings, puts=puts))
     if producer is not None:
         # It may ask for credentials.
         checks.append(await anyio.to_thread.run_sync(check_transport, producer))
@@ -132,15 +139,53 @@ def check_files(config: Config, settings: "IngestSettings | None" = None) -> Ite
     yield _check_disk("spool", spools) if spools else Check("spool", "ok", "none is configured")
     letters = [each.dead_letters for each in configs if each.dead_letters is not None]
     files = [SpoolOptions(path=each.path, max_dead_letter_bytes=each.max_bytes) for each in letters if each.path]
-    sink = None if settings is None else settings.dead_letters_sqs or settings.dead_letters_s3
+    if settings is not None and (settings.dead_letters_sqs or settings.dead_letters_s3):
+        return
     if files:
         yield _check_disk("dead letters", files)
-    elif sink is not None:
-        yield Check("dead letters", "skipped", f"sent to {sink}; not checked")
     elif letters and not spools:
         yield Check("dead letters", "skipped", "sent to the producer's dead_letter_sink; not checked")
     else:
         yield Check("dead letters", "ok", "in the spool's file" if letters else "none are kept")
+
+
+async def check_sink(settings: "IngestSettings", *, puts: bool) -> Check:
+    """Check that the queue or the bucket for dead letters exists; with `puts`, send one dead letter to it."""
+    from aiobotocore.config import AioConfig  # noqa: PLC0415 - 0.3 s, as the next one
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+
+    from kpl_integrations.ingest.outside_parts import open_sink  # noqa: PLC0415 - an extra
+
+    place = settings.dead_letters_sqs or settings.dead_letters_s3
+    once = AioConfig(connect_timeout=4, read_timeout=10, retries={"total_max_attempts": 1})
+    try:
+        async with open_sink(settings, config=once) as opened:
+            assert opened is not None  # noqa: S101 - the caller has seen that the settings name one
+            if puts:
+                report = await opened.sink.send([_letter()])
+                if report.refused:
+                    return _failed("dead letters", f"{place}: {report.refused[0].why}")
+                return Check("dead letters", "ok", f"{place} took one dead letter")
+            if opened.service == "sqs":
+                await opened.client.get_queue_attributes(QueueUrl=place, AttributeNames=["MaximumMessageSize"])
+            else:
+                await opened.client.head_bucket(Bucket=str(place).partition("/")[0])
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code == "403" or "AccessDenied" in code:
+            needs = "sqs:GetQueueAttributes" if settings.dead_letters_sqs else "s3:ListBucket"
+            fix = f"--put sends one dead letter; or allow {needs}"
+            return Check("dead letters", "warning", f"{place} may not be asked, so it is unknown if it takes any", fix)
+        return Check("dead letters", "failed", f"{place}: {error}", "check its name and region, or create it")
+    except (BotoCoreError, OSError) as error:
+        return Check("dead letters", "failed", f"{place}: {error}", "check its name, the network and the credentials")
+    return Check("dead letters", "ok", f"{place} exists; --put checks the permission to write to it")
+
+
+def _letter() -> DeadLetter:
+    """Return a letter that says where it comes from."""
+    record = SpooledRecord("kpl-doctor", "kpl doctor", b"kpl doctor", time.time())
+    return new_letter(record, "shutdown", time.time())
 
 
 def _of_each_worker(settings: "IngestSettings") -> list[Config]:

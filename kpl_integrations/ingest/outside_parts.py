@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from kpl_core import ConfigError
 from kpl_integrations.ingest.settings import IngestSettings
@@ -51,6 +51,21 @@ async def dead_letter_sink(settings: IngestSettings, clock: Callable[[], float])
 
     The client's region is the producer's. Its endpoint is that of any AWS client, such as `AWS_ENDPOINT_URL_SQS`.
     """
+    async with open_sink(settings) as opened:
+        yield None if opened is None else WatchedSink(opened.sink, clock)
+
+
+class OpenSink(NamedTuple):
+    """A queue or a bucket for dead letters, with its open client."""
+
+    service: Literal["sqs", "s3"]
+    client: Any
+    sink: "DeadLetterSink"
+
+
+@contextlib.asynccontextmanager
+async def open_sink(settings: IngestSettings, **client_options: Any) -> AsyncIterator[OpenSink | None]:  # noqa: ANN401 - botocore's
+    """Open what `dead_letter_sink` watches, with further options of the client."""
     queue_url, place = settings.dead_letters_sqs, settings.dead_letters_s3
     if queue_url is None and place is None:
         yield None
@@ -60,13 +75,14 @@ async def dead_letter_sink(settings: IngestSettings, clock: Callable[[], float])
 
     from kpl_core.durability.dead_letters.aws_sinks import S3Sink, SqsSink  # noqa: PLC0415
 
-    service = "sqs" if queue_url is not None else "s3"
-    async with AioSession().create_client(service, region_name=settings.producer.region) as client:
-        if queue_url is not None:
-            yield WatchedSink(SqsSink(client, queue_url), clock)
-        else:
-            bucket, _, prefix = str(place).partition("/")
-            yield WatchedSink(S3Sink(client, bucket, prefix=prefix or _PREFIX), clock)
+    region = settings.producer.region
+    if queue_url is not None:
+        async with AioSession().create_client("sqs", region_name=region, **client_options) as client:
+            yield OpenSink("sqs", client, SqsSink(client, queue_url))
+    else:
+        bucket, _, prefix = str(place).partition("/")
+        async with AioSession().create_client("s3", region_name=region, **client_options) as client:
+            yield OpenSink("s3", client, S3Sink(client, bucket, prefix=prefix or _PREFIX))
 
 
 def opentelemetry_metrics(settings: IngestSettings) -> "OpenTelemetryMetrics | None":

@@ -2,11 +2,14 @@
 
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
 
 from kpl_core import Config, CoordinationOptions
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
@@ -17,6 +20,7 @@ from kpl_integrations.cli.doctor_parts import (
     check_coordination,
     check_files,
     check_settings,
+    check_sink,
     check_tenants,
     check_transport,
     find_configuration,
@@ -62,13 +66,59 @@ def test_the_files_of_all_workers_are_added_up(tmp_path: Path, monkeypatch: pyte
     assert "may grow by 2.3 GB" in spool.found
 
 
-@pytest.mark.parametrize("setting", ["dead_letters_sqs", "dead_letters_s3"])
-@pytest.mark.parametrize("spooled", [True, False])
-def test_dead_letters_that_leave_the_machine_are_not_checked(tmp_path: Path, setting: str, spooled: bool) -> None:
-    place = "https://sqs.eu-west-1.amazonaws.com/1/lost" if setting.endswith("sqs") else "bucket/lost/"
-    settings = load_settings(spool=tmp_path / "s.db" if spooled else None, **{setting: place})
-    [_, letters] = check_files(settings.producer, settings)
-    assert letters == Check("dead letters", "skipped", f"sent to {place}; not checked")
+class AwsSession:
+    """A session whose clients answer with this error, None: as if all were well."""
+
+    def __init__(self, code: str | None) -> None:
+        self._code = code
+        self.sent: list[Any] = []
+
+    @asynccontextmanager
+    async def create_client(self, *_: object, **__: object) -> AsyncIterator["AwsSession"]:
+        yield self
+
+    async def _answer(self, **parameters: Any) -> dict[str, Any]:
+        if self._code == "no network":
+            raise EndpointConnectionError(endpoint_url="https://sqs")
+        if self._code is not None:
+            raise ClientError({"Error": {"Code": self._code, "Message": "no"}}, "Call")
+        self.sent.append(parameters.get("Entries") or parameters.get("Body"))
+        return {"Successful": [{"Id": "0"}]}
+
+    get_queue_attributes = head_bucket = send_message_batch = put_object = _answer
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("setting", "code", "puts", "status", "words"),
+    [
+        ("sqs", None, False, "ok", "exists"),
+        ("s3", None, False, "ok", "exists"),
+        ("sqs", "AWS.SimpleQueueService.NonExistentQueue", False, "failed", "NonExistentQueue"),
+        ("s3", "404", False, "failed", "404"),
+        ("sqs", "AccessDenied", False, "warning", "may not be asked"),
+        ("s3", "403", False, "warning", "may not be asked"),
+        ("sqs", "no network", False, "failed", "https://sqs"),
+        ("sqs", None, True, "ok", "took one dead letter"),
+        ("s3", None, True, "ok", "took one dead letter"),
+        ("sqs", "AccessDenied", True, "failed", "AccessDenied"),
+        ("s3", "AccessDenied", True, "failed", "AccessDenied"),
+    ],
+)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_queue_or_the_bucket_of_dead_letters_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, code: str | None, puts: bool, status: str, words: str
+) -> None:
+    place = "https://sqs.eu-west-1.amazonaws.com/1/lost" if setting == "sqs" else "bucket/lost/"
+    session = AwsSession(code)
+    monkeypatch.setattr("aiobotocore.session.AioSession", lambda: session)
+    settings = load_settings(spool=tmp_path / "s.db", **{f"dead_letters_{setting}": place})
+    assert [each.name for each in check_files(settings.producer, settings)] == ["spool"]
+    check = await check_sink(settings, puts=puts)
+    assert (check.name, check.status, bool(check.fix)) == ("dead letters", status, status != "ok")
+    assert place in check.found
+    assert words in check.found
+    assert ("kpl-doctor" in str(session.sent)) == (puts and code is None)
 
 
 def test_the_sink_of_an_application_is_not_checked() -> None:
