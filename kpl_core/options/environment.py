@@ -15,6 +15,9 @@ PREFIX: Final = "KPL_"
 _OTHERS: Final = ("KPL_INGEST_", "KPL_OTEL_", "KPL_GATEWAY_", "KPL_KERNELS")
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 _NUMBER: Final = re.compile(r"[+-]?(\d{1,40})(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)
+# What Kubernetes sets in every pod for a service whose name begins like a prefix of ours, such as `kpl-ingest`.
+_SERVICE_LINK: Final = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
+_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SetVariable(NamedTuple):
@@ -82,15 +85,26 @@ def variables_of(options: Mapping[str, FlatOption]) -> set[str]:
     return {name.upper() for name, flat in options.items() if flat.has_variable}
 
 
+def is_service_link(name: str, value: str) -> bool:
+    """Return True for a variable that Kubernetes sets for a service. `..._PORT` is one if its value is an address."""
+    return _SERVICE_LINK.fullmatch(name.upper()) is not None or (
+        name.upper().endswith("_PORT") and _ADDRESS.match(value) is not None
+    )
+
+
 def warn_of_unknown(
-    environment: Iterable[str], known: Collection[str], prefix: str = PREFIX, owner: str = "the producer"
+    environment: Mapping[str, str], known: Collection[str], prefix: str = PREFIX, owner: str = "the producer"
 ) -> None:
     """Warn once of the variables with the prefix that are not `known`, such as misspelt ones.
 
-    It is no error, because other programs may use the prefix.
+    It is no error, because other programs may use the prefix. Those that Kubernetes sets for a service say nothing.
     """
     others = tuple(each for each in _OTHERS if each != prefix)
-    ours = sorted(name for name in environment if name.startswith(prefix) and not name.startswith(others))
+    ours = sorted(
+        name
+        for name, value in environment.items()
+        if name.startswith(prefix) and not name.startswith(others) and not is_service_link(name, value)
+    )
     unknown = [name for name in (each.removeprefix(prefix) for each in ours) if name not in known]
     found = [
         prefix + name if (near := nearest(name, known)) is None else f"{prefix}{name} (did you mean {prefix}{near}?)"

@@ -5,7 +5,6 @@ producer from KPL_ variables. Nothing is changed, and no file is created.
 """
 
 import os
-import re
 import shutil
 import time
 import warnings
@@ -20,8 +19,9 @@ import msgspec
 from kpl_core import Config, ConfigError
 from kpl_core.coordination import StoreFailed
 from kpl_core.coordination.stores import open_store
-from kpl_core.durability.dead_letters.dead_letter_queue import new_letter
+from kpl_core.durability.dead_letters import new_letter
 from kpl_core.durability.spool import DeadLetter, SpooledRecord
+from kpl_core.options.environment import is_service_link
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.transport.transport import reason_for_botocore
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
@@ -36,9 +36,6 @@ _PROBE: Final = "kpl-doctor"
 _FILE_SHARE: Final = 1.3
 _WAL_BYTES: Final = 64 << 20
 _INGEST: Final = "KPL_INGEST_"
-# What Kubernetes sets in every pod for a service named kpl-ingest. KPL_INGEST_PORT is also a setting: see its value.
-_OF_A_SERVICE: Final = re.compile(r"KPL_INGEST(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
-_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -68,18 +65,15 @@ def find_configuration(file: Path | None, environment: Mapping[str, str] = os.en
     Raises:
         CommandFailure: it is invalid, or the gateway's package is not installed.
     """
-    ours = [
-        name for name in environment if name.upper().startswith(_INGEST) and not _is_of_a_service(name, environment)
-    ]
+    is_gateway = file is not None or any(
+        name.upper().startswith(_INGEST) and not is_service_link(name, value) for name, value in environment.items()
+    )
     try:
-        if file is None and not ours:
+        if not is_gateway:
             return _of_producer(environment)
         # Importing the gateway takes 0.3 s, and it is an extra.
-        from kpl_integrations.ingest.settings_sources import find_settings, unknown_variables  # noqa: PLC0415
+        from kpl_integrations.ingest.settings_sources import find_settings  # noqa: PLC0415
 
-        unknown = unknown_variables(ours)
-        if file is None and len(unknown) == len(ours):
-            return _of_producer(environment, unknown)
         settings = find_settings({}, file=file, environment=environment).settings
     except ConfigError as error:
         raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
@@ -87,24 +81,15 @@ def find_configuration(file: Path | None, environment: Mapping[str, str] = os.en
         message = f"{error.name} is not installed; pip install 'kpl-integrations[cli,ingest]'"
         raise CommandFailure(message) from error
     source = "KPL_INGEST_ variables" if file is None else f"{file} and KPL_INGEST_ variables"
-    return FoundConfiguration(settings.producer, settings, f"a gateway's, from {source}", _of_no_setting(unknown))
+    return FoundConfiguration(settings.producer, settings, f"a gateway's, from {source}")
 
 
-def _of_producer(environment: Mapping[str, str], ingest: Sequence[str] = ()) -> FoundConfiguration:
+def _of_producer(environment: Mapping[str, str]) -> FoundConfiguration:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = Config.from_env(environment)
-    sentences = [str(each.message) for each in caught if each.category is UserWarning]
-    unknown = "; ".join(filter(None, [*sentences, _of_no_setting(ingest)]))
+    unknown = "; ".join(str(each.message) for each in caught if each.category is UserWarning)
     return FoundConfiguration(config, None, "a producer's, from KPL_ variables", unknown)
-
-
-def _is_of_a_service(name: str, environment: Mapping[str, str]) -> bool:
-    return _OF_A_SERVICE.fullmatch(name.upper()) is not None or _ADDRESS.match(environment[name]) is not None
-
-
-def _of_no_setting(unknown: Sequence[str]) -> str:
-    return f"the gateway has no setting {', '.join(unknown)}" if unknown else ""
 
 
 def check_settings(found: FoundConfiguration) -> Check:

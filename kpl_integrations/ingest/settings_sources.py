@@ -7,14 +7,14 @@ secret has a variable, `admin_key`, or is named by `admin_key_file` and `admin_k
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from kpl_core import Config, ConfigError, StreamConfig
 from kpl_core.options.coordination_options import without_secrets
-from kpl_core.options.environment import value_of
+from kpl_core.options.environment import is_service_link, value_of
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.option import DescribedOption, Option, described
 from kpl_core.options.validation import did_you_mean, nearest
@@ -153,19 +153,6 @@ def producer_name(setting: str) -> str:
     return next((name for name, renamed in _RENAMED.items() if renamed == setting), setting)
 
 
-def unknown_variables(environment: Iterable[str] = os.environ) -> list[str]:
-    """Return the environment variables that look like settings but are not, each with the nearest setting."""
-    known = [name.upper() for name in gateway_options()]
-    found = []
-    for name in sorted(name for name in environment if name.upper().startswith(PREFIX)):
-        setting = name.upper().removeprefix(PREFIX)
-        if setting not in known:
-            # The prefix is the same in all of them, so it says nothing about what was meant.
-            near = nearest(setting, known)
-            found.append(name if near is None else f"{name}; did you mean {PREFIX}{near}?")
-    return found
-
-
 def _found(
     name: str, option: DescribedOption, layer: Mapping[str, Setting], environment: Mapping[str, str]
 ) -> Setting | None:
@@ -231,7 +218,19 @@ def _given(given: Mapping[str, tuple[str, object]], options: Mapping[str, Descri
 
 def _variables(environment: Mapping[str, str], options: Mapping[str, DescribedOption]) -> dict[str, Setting]:
     # As pydantic-settings did, so that `kpl_ingest_port` works.
-    by_upper = {name.upper(): name for name in environment if name.upper().startswith(PREFIX)}
+    by_upper = {
+        name.upper(): name
+        for name, value in environment.items()
+        if name.upper().startswith(PREFIX) and not is_service_link(name, value)
+    }
+    known = {f"{PREFIX}{name}".upper(): name for name in options}
+    if unknown := sorted(name for upper, name in by_upper.items() if upper not in known):
+        # The prefix is the same in all of them, so it says nothing about what was meant.
+        near = nearest(unknown[0].upper().removeprefix(PREFIX), [name.upper() for name in options])
+        meant = f"; did you mean {PREFIX}{near}?" if near is not None else ""
+        more = f" (nor is {', '.join(unknown[1:])})" if unknown[1:] else ""
+        message = f"{unknown[0]} is no setting of the gateway{more}{meant}"
+        raise ConfigError(message)
     found = {}
     for name, option in options.items():
         variable = by_upper.get(f"{PREFIX}{name}".upper())

@@ -64,6 +64,8 @@ def test_a_wrong_value_is_an_error(variable, value, words):
 
 def test_misspelt_variables_get_one_warning_that_names_the_nearest():
     others = {"KPL_INGEST_PROT": "1", "KPL_OTEL_STREM": "s", "KPL_GATEWAY_KEY": "k", "OTHER": "x", "KPL_REGION": "eu"}
+    # Kubernetes sets these for a service named kpl.
+    others |= {"KPL_SERVICE_HOST": "10.0.0.1", "KPL_PORT": "tcp://10.0.0.1:80", "KPL_PORT_80_TCP_PORT": "80"}
     words = "environment variables that are no option of the producer are ignored"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

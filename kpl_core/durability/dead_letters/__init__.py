@@ -3,7 +3,7 @@
 `SqsSink` and `S3Sink` are imported from `aws_sinks`, which needs botocore.
 """
 
-from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue, DepthAlarm
+from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue, DepthAlarm, new_letter
 from kpl_core.durability.dead_letters.dead_letter_sink import (
     CallableSink,
     DeadLetterSink,
@@ -28,5 +28,6 @@ __all__ = [
     "Redriver",
     "RefusedLetter",
     "SinkReport",
+    "new_letter",
     "purge",
 ]

@@ -28,7 +28,7 @@ from kpl_integrations.ingest import IngestGateway, IngestSettings
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
-from kpl_integrations.ingest.settings_sources import LoadedSettings, unknown_variables
+from kpl_integrations.ingest.settings_sources import LoadedSettings
 from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
@@ -95,8 +95,6 @@ class Serve:
             return self._given.settings()
 
     async def _run(self, settings: IngestSettings) -> ProducerReport:
-        for variable in unknown_variables():
-            self._warn(f"the gateway has no setting {variable}")
         if settings.tls_certificate is not None and settings.tls_key is not None:
             # Before anything is opened, and before the workers that would all fail.
             ServerCertificate(settings.tls_certificate, settings.tls_key)

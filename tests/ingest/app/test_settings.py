@@ -1,6 +1,7 @@
 """The settings come from arguments, the environment or a file. They are checked, and errors repeat no secret."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from kpl_integrations.ingest.settings_sources import (
     find_settings,
     gateway_options,
     producer_name,
-    unknown_variables,
 )
 from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.shared_quotas import sharing_of
@@ -258,9 +258,34 @@ def test_an_out_of_bounds_variable_is_named_by_its_variable(monkeypatch):
         load_settings()
 
 
-def test_variables_that_are_not_settings_are_found_with_the_nearest():
-    environment = ["KPL_INGEST_SPOOOL", "KPL_INGEST_SPOOL", "kpl_ingest_port", "KPL_GATEWAY_KEY", "PATH"]
-    assert unknown_variables(environment) == ["KPL_INGEST_SPOOOL; did you mean KPL_INGEST_SPOOL?"]
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"KPL_INGEST_SPOOOL": "a"}, "KPL_INGEST_SPOOOL is no setting of the gateway; did you mean KPL_INGEST_SPOOL?"),
+        ({"kpl_ingest_zzz": "1", "KPL_INGEST_YYY": "2"}, "KPL_INGEST_YYY is no setting of the gateway (nor is kpl_"),
+        ({"KPL_INGEST_SPOOOL": ""}, "did you mean KPL_INGEST_SPOOL?"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_an_error_that_names_the_nearest(environment, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        find_settings({}, environment={"KPL_GATEWAY_KEY": "k", "PATH": "p", **environment})
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_ignored():
+    links = {
+        "KPL_INGEST_SERVICE_HOST": "10.0.0.1",
+        "KPL_INGEST_SERVICE_PORT": "8080",
+        "KPL_INGEST_SERVICE_PORT_HTTP": "8080",
+        "KPL_INGEST_PORT": "tcp://10.0.0.1:8080",
+        "KPL_INGEST_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "KPL_INGEST_PORT_8080_TCP_PROTO": "tcp",
+        "KPL_INGEST_PORT_8080_TCP_PORT": "8080",
+        "KPL_INGEST_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "KPL_INGEST_EU_SERVICE_HOST": "10.0.0.2",
+        "KPL_INGEST_EU_PORT": "tcp://10.0.0.2:80",
+    }
+    found = find_settings({}, environment={**links, "KPL_INGEST_WORKERS": "2"})
+    assert (found.settings.port, found.settings.workers, list(found.made)) == (8080, 2, ["workers"])
 
 
 def test_the_producer_of_a_gateway_has_its_own_defaults():
