@@ -22,15 +22,13 @@ from kpl_core.options.kinesis_limits import (
     RECORDS_PER_SECOND_PER_SHARD,
     REQUEST_BYTES,
 )
-from kpl_core.options.option import Option, check_options
+from kpl_core.options.option import EndpointUrl, Option, Region, check_options
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_core.options.validation import (
     names_nearest,
-    require_endpoint_url,
     require_kind,
     require_order,
-    require_region,
 )
 
 AggregatePartitionKey = Literal["a", "first"]
@@ -95,17 +93,8 @@ class Config:
         ConfigError: an option is of a wrong type or out of its bounds.
     """
 
-    region: Annotated[
-        str | None, Option("The AWS region; None: as for any AWS client.", kpl="Region", check=require_region)
-    ] = None
-    endpoint_url: Annotated[
-        str | None,
-        Option(
-            "An endpoint other than AWS' own, with its scheme; None: as for any AWS client.",
-            kpl="KinesisEndpoint, KinesisPort",
-            check=require_endpoint_url,
-        ),
-    ] = None
+    region: Region = None
+    endpoint_url: EndpointUrl = None
     verify_ssl: Annotated[
         bool | str,
         Option(

@@ -22,10 +22,12 @@ from kpl_core.options.validation import (
     Bound,
     FrozenMapping,
     require_choice,
+    require_endpoint_url,
     require_flag,
     require_kind,
     require_number,
     require_path,
+    require_region,
 )
 
 # The default of an option that must be given.
@@ -55,6 +57,20 @@ class Option(NamedTuple):
     kpl: str = ""
     secret: bool = False
     check: Callable[[str, Any], object] | None = None
+
+
+# What the producer, the log handler and the exporters all have.
+Region = Annotated[
+    str | None, Option("The AWS region; None: as for any AWS client.", kpl="Region", check=require_region)
+]
+EndpointUrl = Annotated[
+    str | None,
+    Option(
+        "An endpoint other than AWS' own, with its scheme; None: as for any AWS client.",
+        kpl="KinesisEndpoint, KinesisPort",
+        check=require_endpoint_url,
+    ),
+]
 
 
 class DescribedOption(NamedTuple):

@@ -10,8 +10,8 @@ import msgspec
 from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
 from kpl_core.background.sigterm import FlushOnSigterm
 from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, MIB
-from kpl_core.options.option import Option, check_options
-from kpl_core.options.validation import did_you_mean, require_choice, require_endpoint_url, require_kind, require_region
+from kpl_core.options.option import EndpointUrl, Option, Region, check_options
+from kpl_core.options.validation import did_you_mean, require_choice, require_kind
 from kpl_integrations.logging_handler.entry import KeyChoice, Oversize
 from kpl_integrations.logging_handler.formatter import JsonFormat
 
@@ -59,10 +59,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError: an option is out of its bounds.
     """
 
-    region: Annotated[str | None, Option("The AWS region; None: as for any AWS client.", check=require_region)] = None
-    endpoint_url: Annotated[
-        str | None, Option("An endpoint other than AWS' own, with its scheme.", check=require_endpoint_url)
-    ] = None
+    region: Region = None
+    endpoint_url: EndpointUrl = None
     json_format: Annotated[JsonFormat, Option("The JSON of a log record, unless another formatter is set.")] = "plain"
     partition_key: Annotated[
         KeyChoice, Option('"random", "logger", "trace_id", "extra:<field>" or a function of the log record.')

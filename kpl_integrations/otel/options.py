@@ -31,9 +31,8 @@ from kpl_core.background.sigterm import FlushOnSigterm
 from kpl_core.options.environment import value_of, values_from, variables_of, warn_of_unknown
 from kpl_core.options.flat_options import FlatOption, flat_options
 from kpl_core.options.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
-from kpl_core.options.option import DescribedOption, Option, check_options, described
+from kpl_core.options.option import DescribedOption, EndpointUrl, Option, Region, check_options, described
 from kpl_core.options.reliability import marked_path
-from kpl_core.options.validation import require_endpoint_url, require_region
 
 Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["otlp_proto", "otlp_json"]
@@ -105,10 +104,8 @@ class ExporterSettings(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError: an option is out of its bounds.
     """
 
-    region: Annotated[str | None, Option("The AWS region; None: as for any AWS client.", check=require_region)] = None
-    endpoint_url: Annotated[
-        str | None, Option("An endpoint other than AWS' own, with its scheme.", check=require_endpoint_url)
-    ] = None
+    region: Region = None
+    endpoint_url: EndpointUrl = None
     encoding: Annotated[Encoding, Option("How OTLP is encoded.")] = "otlp_proto"
     compression: Annotated[Compression, Option("How an encoded export is compressed.")] = "none"
     synchronous: Annotated[bool, Option("Whether an export returns after Kinesis has answered.")] = False

@@ -28,27 +28,24 @@ class Case(NamedTuple):
 
     `prepare` makes the files in the folder, and returns settings. While the part is broken, `ready` is the status of
     `/readyz`, `part` is in `state` (no part: None), `alert` is pending or firing, `log` is in the log, and `kpl doctor`
-    has a failed check `doctor` (None: it finds nothing). Without `alert_ends`, the alert ends with its cause.
+    has a failed check `doctor` (None: it finds nothing). Without `repairs`, it ends by itself; without `alert_ends`,
+    the alert ends with its cause.
     """
 
     name: str
-    part: str | None
-    state: str
     alert: str
-    log: str
-    doctor: str | None
-    prepare: Callable[[Path], Mapping[str, str]]
     breaks: Callable[[Scene], None]
-    repairs: Callable[[Scene], None]
+    part: str | None = None
+    state: str = ""
+    log: str = ""
+    doctor: str | None = None
+    prepare: Callable[[Path], Mapping[str, str]] = lambda _folder: {}
+    repairs: Callable[[Scene], None] = lambda _scene: None
     ready: int = 200
     ack: str = "queued"
     workers: int = 1
     alert_ends: str = ""
     seconds: float = 60.0
-
-
-def _no_files(_folder: Path) -> Mapping[str, str]:
-    return {}
 
 
 def _mount(folder: Path) -> Mapping[str, str]:
@@ -113,10 +110,6 @@ def _flood(scene: Scene) -> None:
         scene.put("noisy")
 
 
-def _nothing(_scene: Scene) -> None:
-    return
-
-
 def _break_certificate(scene: Scene) -> None:
     (scene.folder / "used.crt").write_text("-----BEGIN CERTIFICATE-----\nMII")
 
@@ -132,7 +125,6 @@ CASES = (
         state="degraded",
         alert="KinesisSpoolCannotStore",
         log="part changed: spool is degraded: cannot store",
-        doctor=None,
         prepare=_mount,
         breaks=lambda scene: fill_disk(scene.folder / "disk"),
         repairs=lambda scene: free_disk(scene.folder / "disk", size_bytes=_DISK_BYTES),
@@ -144,7 +136,6 @@ CASES = (
         state="degraded",
         alert="KinesisCoordinationFails",
         log="part changed: coordination is degraded",
-        doctor=None,
         prepare=_store,
         breaks=_remove_store,
         repairs=_bring_store_back,
@@ -177,8 +168,6 @@ CASES = (
         state="degraded",
         alert="KinesisTenantsFileNotRead",
         log="part changed: tenants_file is degraded",
-        doctor=None,
-        prepare=_no_files,
         breaks=_break_tenants,
         repairs=Scene.write_tenants,
     ),
@@ -189,33 +178,22 @@ CASES = (
         alert="KinesisGatewayCannotDeliver",
         log=r"part changed: kinesis is failed: requests to stream orders \(AccessDeniedException\) fail",
         doctor="stream",
-        prepare=_no_files,
         breaks=lambda scene: scene.break_kinesis(ErrorAnswer("AccessDeniedException")),
         repairs=Scene.repair_kinesis,
     ),
     Case(
         name="a worker killed",
-        part=None,
-        state="",
         alert="KinesisGatewayLostRecords",
         log=r"worker \d (was ended by SIGKILL|died with \d+ acknowledged)",
-        doctor=None,
         prepare=lambda _: {"RECORD_MAX_BUFFERED_TIME_MS": "8000"},
         breaks=_kill_worker,
-        repairs=_nothing,
         workers=2,
         alert_ends="15 minutes after the last loss, its range",
     ),
     Case(
         name="a noisy tenant",
-        part=None,
-        state="",
         alert="KinesisGatewayRefuses",
-        log="",
-        doctor=None,
-        prepare=_no_files,
         breaks=_flood,
-        repairs=_nothing,
         alert_ends="5 minutes after the last refusal, its range",
     ),
 )
