@@ -118,6 +118,7 @@ def test_the_dashboard_shows_live_numbers_under_load(
         expect(page.locator(chart)).to_contain_text(unit)
         expect(page.locator(chart)).to_contain_text("5 min ago")
         expect(page.locator(chart)).to_contain_text("now")
+    expect(page.locator("#parts li")).to_have_text(["intake ok", "tenants file ok", "kinesis ok"])
     expect(page.locator("#lost")).to_have_text("No")
     expect(page.locator("#tenants polyline")).to_have_count(len(TENANTS))
     shown = page.content()
@@ -156,8 +157,14 @@ def _trouble() -> dict[str, Any]:
     samples = [
         Sample("kinesis_producer_shard_utilisation", place, 0.97),
         Sample("kinesis_ingest_tenant_wait_seconds", {"tenant": "flood"}, 17.0),
+        Sample("kinesis_ingest_part", {"part": "intake", "state": "ok"}, 1.0),
+        Sample("kinesis_ingest_part", {"part": "tenants_file", "state": "degraded"}, 1.0),
+        Sample("kinesis_ingest_part", {"part": "kinesis", "state": "failed"}, 1.0),
     ]
-    return board.update(msgspec.convert(document | {"tenants": tenants}, StatsDocument), samples, 1.0)
+    kinesis = {"state": "failed", "seconds": 42.0, "detail": "requests fail", "action": "run `kpl doctor`"}
+    return board.update(
+        msgspec.convert(document | {"tenants": tenants}, StatsDocument), samples, 1.0, {"kinesis": kinesis}
+    )
 
 
 # The lowest contrast of a text with its background, as WCAG 2.2 defines it, and that text.
@@ -190,6 +197,13 @@ def test_the_dashboard_answers_the_four_questions_of_an_operator(
     event = f"data: {json.dumps(_trouble())}\n\n"
     page.route("**/dashboard/events", lambda route: route.fulfill(body=event, content_type="text/event-stream"))
     page.goto(f"{gateway.url}/dashboard")
+    expect(page.locator("#parts li")).to_have_text(
+        [
+            "kinesis failed for 42 s: requests fail. Do: run `kpl doctor`",
+            "tenants file degraded: the log of that worker says why",
+            "intake ok",
+        ]
+    )
     expect(page.locator("#lost")).to_have_text("Yes: 12 records")
     expect(page.locator("#books")).to_contain_text("+ failed12 12 Expired")
     red = [row.inner_text().split()[1] for row in page.locator("#books .bad").all()]

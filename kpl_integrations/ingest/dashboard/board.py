@@ -4,6 +4,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +12,7 @@ from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, per_second
 from kpl_integrations.ingest.admission.refusals import REFUSALS
+from kpl_integrations.ingest.parts.parts import PartState
 
 MOST_TENANTS: Final = 20
 MOST_SHARDS: Final = 20
@@ -22,6 +24,11 @@ _DELIVERY: Final = "kinesis_producer_delivery_seconds_bucket"
 _USED: Final = "kinesis_producer_shard_utilisation"
 _LIMIT: Final = "kinesis_producer_shard_rate_limit"
 _STATUSES: Final = {refusal.value: row.status for refusal, row in REFUSALS.items()}
+
+_PART: Final = "kinesis_ingest_part"
+# The worst first.
+_STATES: Final = (PartState.FAILED, PartState.DEGRADED, PartState.OK)
+_NO_PARTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 _Shard = tuple[str, str]
 
@@ -37,8 +44,13 @@ class Board:
         self._cpu_seconds: dict[str, float] = {}
         self._updated_at: float | None = None
 
-    def update(self, stats: StatsDocument, samples: Iterable[Sample], now: float) -> dict[str, Any]:
-        """Return the document of one event; the rates of the first are 0. `samples` are the gateway's metrics."""
+    def update(
+        self, stats: StatsDocument, samples: Iterable[Sample], now: float, own_parts: Mapping[str, Any] = _NO_PARTS
+    ) -> dict[str, Any]:
+        """Return the document of one event; the rates of the first are 0.
+
+        `samples` are the gateway's metrics, and `own_parts` the parts of this process as in `/readyz?verbose`.
+        """
         samples = list(samples)
         seconds = 0.0 if self._updated_at is None else now - self._updated_at
         self._updated_at = now
@@ -51,6 +63,7 @@ class Board:
         return {
             "state": stats.state,
             "workers": len(stats.workers),
+            "parts": _parts(samples, own_parts),
             "now": {
                 "accepted": view.accepted_per_second,
                 "delivered": view.delivered_per_second,
@@ -140,6 +153,32 @@ def _quantile(cumulative: Mapping[float, float], share: float) -> float | None:
         if count >= rank:
             return low if high == float("inf") else low + (high - low) * (rank - below) / (count - below)
     return None
+
+
+def _parts(samples: Iterable[Sample], own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the configured parts, each with its worst state in any process; the worst part first.
+
+    What is wrong is known of this process only. A part that is worse in another one has no detail.
+    """
+    counts = {(each.labels["part"], each.labels["state"]): each.value for each in samples if each.name == _PART}
+    rows = []
+    for part in dict.fromkeys(part for part, _ in counts):
+        state = next((state for state in _STATES if counts.get((part, state))), None)
+        if state is None:
+            continue
+        known = own.get(part, {})
+        is_known = known.get("state") == state
+        rows.append(
+            {
+                "part": part,
+                "state": state.value,
+                "processes": int(counts[part, state]),
+                "seconds": known["seconds"] if is_known else None,
+                "detail": known["detail"] if is_known else "",
+                "action": known["action"] if is_known else "",
+            }
+        )
+    return sorted(rows, key=lambda row: [each.value for each in _STATES].index(row["state"]))
 
 
 def _answers(stats: StatsDocument, view: GatewayView) -> list[dict[str, Any]]:

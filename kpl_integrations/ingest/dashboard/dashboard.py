@@ -154,7 +154,8 @@ class Dashboard:
                 self._latest_at = now
                 stats, families = await self._stats.totals()
                 samples = (sample for family in families for sample in family.samples)
-                document = self._board.update(stats.with_busiest_tenants(), samples, now)
+                own_parts = self._opened.parts.readiness(verbose=True)[1]["parts"]
+                document = self._board.update(stats.with_busiest_tenants(), samples, now, own_parts)
                 self._latest = b"data: " + msgspec.json.encode(document) + b"\n\n"
             return self._latest
 

@@ -51,6 +51,28 @@ def test_a_rate_is_the_increase_since_the_last_update_per_second() -> None:
     assert board.update(_stats(accepted=1_500), [], 13.0)["now"]["accepted"] == 0.0
 
 
+def _part(part: str, **counts: float) -> list[Sample]:
+    states = ("ok", "degraded", "failed", "not_configured")
+    return [Sample("kinesis_ingest_part", {"part": part, "state": state}, counts.get(state, 0.0)) for state in states]
+
+
+def test_each_part_has_its_worst_state_and_what_this_process_knows_about_it() -> None:
+    samples = [
+        *_part("intake", ok=3),
+        *_part("spool", ok=2, degraded=1),
+        *_part("kinesis", ok=1, failed=2),
+        *_part("certificate", not_configured=3),
+    ]
+    ok = {"state": "ok", "seconds": 9.0, "detail": "stores records", "action": ""}
+    failed = {"state": "failed", "seconds": 7.0, "detail": "requests fail", "action": "run `kpl doctor`"}
+    found = Board().update(_stats(), samples, 1.0, {"intake": ok, "spool": ok, "kinesis": failed})["parts"]
+    assert found == [
+        {"part": "kinesis", "processes": 2, **failed},
+        {"part": "spool", "state": "degraded", "processes": 1, "seconds": None, "detail": "", "action": ""},
+        {"part": "intake", "processes": 3, **ok},
+    ]
+
+
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.floats(0.0, 100.0)), min_size=2))
 def test_rates_are_never_negative_and_their_sum_is_the_increase(updates: list[tuple[int, float]]) -> None:
     board, now, total, seen = Board(), 0.0, 0, 0.0
