@@ -326,6 +326,8 @@ class Supervisor:
                 if is_first and worker.report is not None and (lost := self._dead.missing(worker.report)):
                     text = "worker %d did not find %d acknowledged records in its spool, which are lost"
                     _logger.error(text, worker.identity.worker, lost)
+        # The system closes a dead process's files before it tells the status, for which a thread waits on Python 3.11.
+        self._set_accepting(worker, is_accepting=False)
         worker.channel = None
         worker.notify()
 

@@ -4,8 +4,8 @@
 
 `then` is "wait" for the supervisor's orders, "ask" for the sum `times` times and write the longest wait in seconds and
 the last sum to `result`, "note" which sockets to accept from, a line of `result` for each order, "ask and die" by
-SIGKILL before the answer, "die" by SIGKILL after a report, "tear" a second report in the middle by SIGKILL, or "hang"
-and ignore all orders.
+SIGKILL before the answer, "die" by SIGKILL after a report, "tear" a second report in the middle by SIGKILL,
+"disconnect" as one that the system ends, or "hang" and ignore all orders.
 """
 
 import asyncio
@@ -88,7 +88,10 @@ async def run() -> None:
         part = result.with_suffix(".partial")
         part.write_bytes(b"%f " % longest + encode(totals))
         part.rename(result)
-    elif then == "hang":
+    elif then in {"disconnect", "hang"}:
+        if then == "disconnect":
+            await asyncio.sleep(0.5)
+            socket.socket(fileno=0).shutdown(socket.SHUT_RDWR)
         time.sleep(600)  # noqa: ASYNC251 - this worker hangs
     elif then in {"die", "tear", "ask and die"}:
         if then == "ask and die":

@@ -264,6 +264,26 @@ async def test_another_worker_accepts_from_the_socket_of_a_dead_one_until_its_re
 
 @only_linux
 @pytest.mark.anyio
+async def test_another_worker_accepts_once_a_dying_one_has_no_connection_though_its_status_is_not_known(tmp_path):
+    notes = tmp_path / "notes"
+    notes.touch()
+    workers = Workers(
+        [{"then": "note", "result": str(notes)}],
+        [{"then": "disconnect"}],
+        sockets=listening_sockets("127.0.0.1", 0, 2),
+        grace_seconds=0.5,
+    )
+
+    def is_taken_over():
+        # The first order may also say that the other one has not started yet.
+        return accepted(workers.supervisor.totals()) == 2 and notes.read_text() in {"[1]\n", "[1]\n[]\n[1]\n"}
+
+    await workers.run_until(is_taken_over)
+    assert workers.started[1] == 1
+
+
+@only_linux
+@pytest.mark.anyio
 async def test_after_eight_quick_deaths_the_socket_listens_no_more_until_a_worker_does(caplog):
     sockets = listening_sockets("127.0.0.1", 0, 1)
     port = sockets[0].getsockname()[1]
