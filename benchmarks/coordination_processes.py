@@ -18,7 +18,8 @@ import time
 
 import anyio
 
-from kpl_core import Config, CoordinationOptions, Fact, Producer, RequestCompleted
+from kpl_core import Config, CoordinationOptions, Producer
+from kpl_core.hooks import Fact, RequestCompleted
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 
 WORKERS = 4

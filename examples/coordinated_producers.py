@@ -16,7 +16,8 @@ import tempfile
 from collections import Counter
 from contextlib import nullcontext
 
-from kpl_core import Config, CoordinationOptions, Fact, Producer, RequestCompleted
+from kpl_core import Config, CoordinationOptions, Producer
+from kpl_core.hooks import Fact, RequestCompleted
 from kpl_integrations.local_kinesis import LocalKinesis
 
 SECONDS = 5.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
+from kpl_core import BreakerPolicy
 from kpl_core.durability.circuit_breaker import CircuitBreaker
 from kpl_core.limits import (
     AdmissionGate,
@@ -26,7 +27,6 @@ from kpl_core.limits import (
     metric_samples,
     refill_for,
 )
-from kpl_core.options.reliability import BreakerPolicy
 from kpl_core.records.user_record import TIERS, Tier
 
 SAFE_RATE = 20.0

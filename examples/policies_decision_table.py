@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import anyio
 
+from kpl_core import FairnessPolicy, RateLimitPolicy
 from kpl_core.limits import AnyStream, Stream, fair_merge, rate_limited
-from kpl_core.options.policy import FairnessPolicy, RateLimitPolicy
 
 API_LIMIT = RateLimitPolicy(tokens_per_second=400.0, burst_tokens=4)
 TENANT_LIMIT = RateLimitPolicy(tokens_per_second=100.0, burst_tokens=2)

@@ -20,8 +20,8 @@ import anyio
 import stamina
 from anyio.streams.memory import MemoryObjectSendStream
 
+from kpl_core import FairnessPolicy, RateLimitPolicy
 from kpl_core.limits import fair_merge, rate_limited
-from kpl_core.options.policy import FairnessPolicy, RateLimitPolicy
 
 POLICIES = json.loads("""{
     "rate_limit": {"tokens_per_second": 400.0, "burst_tokens": 20},

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 
 import anyio
 
+from kpl_core import RateLimitPolicy
 from kpl_core.limits import rate_limited
-from kpl_core.options.policy import RateLimitPolicy
 
 REQUESTS = 40
 # A small tolerance, because two clocks never agree exactly.

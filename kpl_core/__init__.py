@@ -14,25 +14,12 @@ from kpl_core.errors import (
     ConfigError,
     InvalidUserRecord,
     KplError,
-    MalformedAggregatedRecord,
     NotSpooled,
     ProducerClosed,
     ResultPending,
     WrongEventLoop,
 )
-from kpl_core.hooks import (
-    BreakerChanged,
-    CoordinatorMet,
-    DeadLetterAlarm,
-    Fact,
-    Hook,
-    RecordsFinished,
-    RecordsWrittenAhead,
-    RequestCompleted,
-    ShardMapRefreshed,
-    ShardRateChanged,
-    ShareChanged,
-)
+from kpl_core.hooks import Hook
 from kpl_core.options.config import Config, StreamConfig
 from kpl_core.options.coordination_options import CoordinationOptions
 from kpl_core.options.kinesis_limits import (
@@ -42,17 +29,13 @@ from kpl_core.options.kinesis_limits import (
 from kpl_core.options.policy import FairnessPolicy, RateLimitPolicy
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_core.pipeline.open_record import COMPILED
-from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.delivery import Deliveries, Delivery
-from kpl_core.producer.group_put import GroupPut
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
 from kpl_core.records.aggregated_record import decode, encode
-from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import Attempt, RecordResult
-from kpl_core.records.topic import BoundTopic, Compressed, Topic, decompressed, trace_context_of
+from kpl_core.records.topic import BoundTopic, Compressed, Topic
 from kpl_core.records.user_record import UserRecord
-from kpl_core.transport.transport import KinesisTransport
 
 if TYPE_CHECKING:
     from kpl_core.background.blocking import BlockingProducer
@@ -72,46 +55,28 @@ __all__ = [
     "BlockingDelivery",
     "BlockingProducer",
     "BoundTopic",
-    "BreakerChanged",
     "BreakerPolicy",
     "BufferFull",
     "Compressed",
     "Config",
     "ConfigError",
     "CoordinationOptions",
-    "CoordinatorMet",
-    "DeadLetterAlarm",
     "DeadLetterOptions",
     "Deliveries",
     "Delivery",
     "DuplicateFilter",
-    "Fact",
     "FairnessPolicy",
-    "GroupPut",
     "Hook",
     "InvalidUserRecord",
-    "KinesisTransport",
     "KplError",
-    "MalformedAggregatedRecord",
     "NotSpooled",
     "Producer",
     "ProducerClosed",
     "ProducerReport",
-    "PutRecordsAnswer",
-    "PutRecordsEntry",
-    "PutRecordsRequest",
     "RateLimitPolicy",
     "ReceivedRecord",
     "RecordResult",
-    "RecordsFinished",
-    "RecordsWrittenAhead",
-    "RequestCompleted",
-    "RequestFailure",
     "ResultPending",
-    "Shard",
-    "ShardMapRefreshed",
-    "ShardRateChanged",
-    "ShareChanged",
     "SpoolOptions",
     "StreamConfig",
     "TierPolicy",
@@ -121,9 +86,7 @@ __all__ = [
     "WrongEventLoop",
     "content_of",
     "decode",
-    "decompressed",
     "encode",
-    "trace_context_of",
     "user_records",
 ]
 

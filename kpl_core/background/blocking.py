@@ -210,14 +210,14 @@ class BlockingProducer(ProcessListener):
                 return self._put_in_the_loop(stream, record)
             self._require_open()
             return self._handed_over(
-                [self._wait_for(lambda: self._producer.threads.put_within(stream, record, timeout))]
+                [self._wait_for(lambda: self._producer.internal.threads.put_within(stream, record, timeout))]
             )[0]
         return self._put(stream, record, wait_until=math.inf if timeout is None else monotonic() + timeout)
 
     def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> list[BlockingDelivery]:
         """Accept many user records in their order, waiting for room; all are checked before any is put."""
         self._require_open()
-        checked = checked_records(records, max_record_bytes=self._producer.max_record_bytes(stream))
+        checked = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
         if self._is_made_in_the_loop:
             return self._handed_over(self._wait_for(lambda: self._producer.put_many(stream, checked)))
         user_records = (record if isinstance(record, UserRecord) else UserRecord(*record) for record in checked)
@@ -228,7 +228,7 @@ class BlockingProducer(ProcessListener):
         self._require_open()
 
         def put() -> Delivery:
-            return self._producer.put_record_nowait(stream, record)
+            return self._producer.internal.put_record_nowait(stream, record)
 
         try:
             delivery = put() if self._sender.is_current else self._begin_put(self._sender.begin_call, put)(math.inf)
@@ -245,7 +245,7 @@ class BlockingProducer(ProcessListener):
     def _put(self, stream: str, record: UserRecord, *, wait_until: float | None) -> BlockingDelivery:
         """Append a checked user record to the inbox, waiting for capacity until `wait_until`; None: do not wait."""
         self._require_open()
-        size = check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))
+        size = check_user_record(record, max_record_bytes=self._producer.internal.max_record_bytes(stream))
         with self._changed:
             if not self._has_capacity(size, record.tier):
                 self._wait_for_capacity(size, record.tier, wait_until)
@@ -339,7 +339,7 @@ class BlockingProducer(ProcessListener):
                 self._inbox_bytes -= queued.size_bytes
                 self._taken += 1
             if self._waiting and not any(self._has_capacity(*each) for each in self._waiting):
-                producer.make_room()
+                producer.internal.make_room()
             self._changed.notify_all()
         _call_soon(calls)
 

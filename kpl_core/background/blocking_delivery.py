@@ -102,5 +102,5 @@ class QueuedPut(msgspec.Struct, frozen=True):
     def put_into(self, producer: Producer) -> Delivery:
         """Hand it over; raises as `Producer.put_nowait`."""
         if self.context is None:
-            return producer.put_record_nowait(self.stream, self.user_record)
-        return self.context.run(producer.put_record_nowait, self.stream, self.user_record)
+            return producer.internal.put_record_nowait(self.stream, self.user_record)
+        return self.context.run(producer.internal.put_record_nowait, self.stream, self.user_record)

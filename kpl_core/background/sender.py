@@ -455,7 +455,7 @@ class BackgroundSender:
     async def _main(self) -> None:
         try:
             async with self._open_producer() as self.producer:
-                self.producer.on_progress(self._drain)
+                self.producer.internal.on_progress(self._drain)
                 with self._lock:
                     self.is_open = True
                     self._over.notify_all()

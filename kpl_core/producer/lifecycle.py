@@ -8,10 +8,10 @@ import logging
 import math
 import random
 from asyncio import _get_running_loop
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from kpl_core.durability.dead_letters import DeadLetterSink
     from kpl_core.producer.coordination_driver import CoordinationDriver
     from kpl_core.producer.durable_store import DurableStore
-    from kpl_core.producer.group_put import GroupPut
-    from kpl_core.producer.thread_puts import ThreadPuts
 
 T = TypeVar("T")
 
@@ -55,6 +53,26 @@ DEFAULT_CLOSE_SECONDS: Final = 30.0
 FORCE_SHARE: Final = 0.8
 # How often a count is repeated that another thread's change interrupted.
 _TRIES: Final = 100
+
+
+class ThreadQueue(Protocol):
+    """The puts of threads that the loop has not made yet."""
+
+    def open(self, life: "Lifecycle", hooks: Iterable[Hook]) -> None:
+        """Accept puts for the running loop."""
+
+    def drain(self) -> None:
+        """Put everything that is queued."""
+
+    def close(self) -> None:
+        """Put what is queued, and accept no more."""
+
+
+class OpenGroup(Protocol):
+    """A group of records that has room and is not put completely."""
+
+    def finish(self) -> None:
+        """Put all that are left."""
 
 
 class Lifecycle:
@@ -69,10 +87,9 @@ class Lifecycle:
         hooks: Sequence[Hook],
         dead_letter_sink: "DeadLetterSink | None",
         coordination_store: "CoordinationStore | None",
-        threads: "ThreadPuts",
     ) -> None:
         self.config = config
-        self._threads = threads
+        self.threads: ThreadQueue
         self._session = session
         if transport is None:
             require_packages(config)
@@ -97,7 +114,7 @@ class Lifecycle:
         # The pipelines by stream, emptied when a close begins, so that a put needs no other check.
         self.pipelines: dict[str, StreamPipeline] = {}
         # Groups that have room, and records that are not put yet.
-        self.open_groups: set[GroupPut] = set()
+        self.open_groups: set[OpenGroup] = set()
         self.state = "not entered"
         # What ended the driver, if it ended before a close; `state` is then "failed".
         self.failure: BaseException | None = None
@@ -146,7 +163,7 @@ class Lifecycle:
             self._exits = stack.pop_all()
         self.state = "open"
         _logger.debug("producer opened: kernels=%s", "c" if COMPILED else "python")
-        self._threads.open(self, self._hooks)
+        self.threads.open(self, self._hooks)
 
     async def exit(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -278,7 +295,7 @@ class Lifecycle:
         if self.state != "open":
             return self.report()
         self.require_own_loop()
-        self._threads.drain()
+        self.threads.drain()
         complete = await self._flushed(math.inf if timeout is None else self.clock() + timeout)
         return msgspec.structs.replace(self.report(), complete=complete)
 
@@ -320,7 +337,7 @@ class Lifecycle:
 
     def _finish_puts(self) -> None:
         """Put everything that was accepted and is not put yet: the queue of the threads, and the open groups."""
-        self._threads.close()
+        self.threads.close()
         while self.open_groups:
             self.open_groups.pop().finish()
 

@@ -1,9 +1,7 @@
 """The public interface of the asynchronous driver, which adds clock, tasks and waiting to the pipelines."""
 
-import contextlib
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
@@ -11,30 +9,23 @@ import anyio
 import anyio.lowlevel
 
 from kpl_core.durability.circuit_breaker import CircuitBreaker
-from kpl_core.errors import BufferFull, ConfigError
+from kpl_core.errors import BufferFull
 from kpl_core.hooks import Hook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.open_record import fork_count, put_method
-from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
-from kpl_core.pipeline.stages import GroupTerms
-from kpl_core.producer.checked_records import Pairs, checked_pairs, checked_records
-from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool, wait_for_spool_of_all
-from kpl_core.producer.group_put import GroupPut, admitted_terms
+from kpl_core.producer.checked_records import checked_records
+from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool
+from kpl_core.producer.internal import InternalProducer
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
 from kpl_core.producer.report import ProducerReport
-from kpl_core.producer.thread_puts import ThreadPuts
-from kpl_core.records.hash_key import hash_key_digest
 from kpl_core.records.user_record import (
     BytesLike,
     PutOptions,
     Tier,
     UserRecord,
     as_bytes,
-    check_user_record,
-    require_stream,
-    with_bytes,
 )
 from kpl_core.transport.transport import KinesisTransport
 
@@ -76,7 +67,6 @@ class Producer:
         coordination_store: "CoordinationStore | None" = None,
     ) -> None:
         self.config = Config() if config is None else config
-        self.threads = ThreadPuts(self)
         self._life = Lifecycle(
             self.config,
             session=session,
@@ -84,8 +74,8 @@ class Producer:
             hooks=hooks,
             dead_letter_sink=dead_letter_sink,
             coordination_store=coordination_store,
-            threads=self.threads,
         )
+        self.internal = InternalProducer(self._life, self.put_nowait)
         self._buffer_limit = self._life.buffer_limit
         self._waiters = self._life.waiters
         # Empty unless the producer is open: a put finds its pipeline here, or fails.
@@ -94,9 +84,6 @@ class Producer:
         self._yield_budget = self._life.yield_budget
         # What the put method in C needs to know, on asyncio's own loops.
         self._own_streams: tuple[Any, ...] | None = None
-        # `put` waits for room although `put_nowait` would spill to the disk; and it waits for the write-ahead spool.
-        self._overflows = self.config.spool is not None or self.config.dead_letters is not None
-        self._writes_ahead = self.config.spool is not None and self.config.spool.mode == "write_ahead"
 
     async def __aenter__(self) -> Self:
         """Open the transport and start to accept user records."""
@@ -144,7 +131,7 @@ class Producer:
         if pipeline is None or _get_running_loop() is not self._asyncio_loop:
             if self._asyncio_loop is not None and _get_running_loop() is None:
                 record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
-                return self.threads.put(stream, record)
+                return self.internal.threads.put(stream, record)
             pipeline = self._life.pipeline(stream)
             self._life.require_own_loop()
         if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
@@ -155,91 +142,6 @@ class Producer:
         if pipeline.attention:
             self._wake(stream)
         return delivery  # type: ignore[return-value] # the pipeline makes what `delivery=` names
-
-    def put_together_nowait(
-        self,
-        stream: str,
-        records: Sequence[UserRecord],
-        *,
-        flow: str | None = None,
-        tier: Tier = "normal",
-        aggregate: bool = True,
-        keep: bool = True,
-        durable: bool = False,
-    ) -> Deliveries:
-        """Accept all user records of one flow and tier now, or none of them; needs `Config.fairness`.
-
-        `flow` and `tier` hold for all; those of the records do not count. Without `aggregate` each travels in a
-        Kinesis record of its own. They do not spill to a spool: without room the call raises. Without `keep` a record
-        that is not delivered has failed, and no disk stores it: for a caller that then puts it again. With `durable`
-        none goes straight to Kinesis while the spool cannot store.
-
-        Raises:
-            TypeError, InvalidUserRecord: one can never be accepted.
-            NotSpooled: the spool cannot store, and `SpoolOptions.failure` says to refuse.
-            BufferFull: no room for all of them, or the flow has used up its share. Nothing was reserved.
-            ConfigError: the producer has no fair queue.
-            ProducerClosed, WrongEventLoop: as `put_nowait`.
-        """
-        pipeline = self._fair_pipeline(stream)
-        if any(type(record.data) is not bytes for record in records):
-            records = [with_bytes(record) for record in records]
-        terms = admitted_terms(pipeline, records, GroupTerms(flow, tier, aggregate, keep, durable=durable))
-        deliveries = pipeline.put_together(records, self._clock(), terms)
-        if pipeline.attention:
-            self._wake(stream)
-        return Deliveries.of(deliveries)
-
-    def put_pairs_together_nowait(self, stream: str, pairs: Pairs, *, flow: str | None = None) -> None:
-        """Accept all pairs of partition key (str) and data of one flow now, or none of them; no deliveries.
-
-        All of them may have an explicit hash key (str) as a third item. For a caller that answers a whole request at
-        once, and leaves the rest to hooks and `report`; `begin_group` gives deliveries. Raises as
-        `put_together_nowait`, of which it costs a fraction.
-        """
-        pipeline = self._fair_pipeline(stream)
-        if pipeline.ledger.is_durable:
-            self.begin_group(stream, pairs, flow=flow).finish()
-            return
-        checked, size_bytes = checked_pairs(pairs, max_record_bytes=pipeline.max_record_bytes)
-        pipeline.fair.reserve(size_bytes, len(checked), flow, "normal")  # type: ignore[union-attr] # checked above
-        pipeline.put_pairs_together(checked, (0, len(checked)), self._clock(), GroupTerms(flow, has_room=True), None)
-        if pipeline.attention:
-            self._wake(stream)
-
-    def begin_group(
-        self,
-        stream: str,
-        records: Sequence[UserRecord] | Pairs,
-        *,
-        flow: str | None = None,
-        tier: Tier = "normal",
-        aggregate: bool = True,
-        keep: bool = True,
-        durable: bool = False,
-    ) -> GroupPut:
-        """Take room for all records now, or raise as `put_together_nowait`. The caller puts the returned group."""
-        terms = GroupTerms(flow, tier, aggregate, keep, durable=durable)
-        pipeline, wake = self._fair_pipeline(stream), partial(self._wake, stream)
-        return GroupPut(pipeline, records, terms, self._clock, wake, self._life.open_groups)
-
-    def _fair_pipeline(self, stream: str) -> StreamPipeline:
-        pipeline = self._life.pipeline(stream)
-        if _get_running_loop() is not self._asyncio_loop:
-            self._life.require_own_loop()
-        if pipeline.fair is None:
-            message = "to put many together needs a fair queue; give Config(fairness=FairnessPolicy())"
-            raise ConfigError(message)
-        return pipeline
-
-    async def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
-        """Wait until the write-ahead spool has what was put; without one, or if it was bypassed, return at once.
-
-        Raises:
-            NotSpooled: the spool did not take all of it; what it did take is delivered all the same.
-        """
-        if self._writes_ahead:
-            await wait_for_spool_of_all(deliveries, self._life.waits_for_spool)
 
     async def put(
         self,
@@ -264,15 +166,15 @@ class Producer:
         if budget.left <= 0:
             await budget.let_others_run()
         is_plain = explicit_hash_key is None and flow is None and metadata is None and tier == "normal"
-        if is_plain and not (self._overflows or self._waiters.lines):
+        if is_plain and not (self.internal.overflows or self._waiters.lines):
             # No `suppress`, which takes longer than the put.
             try:
                 return self.put_nowait(stream, partition_key=partition_key, data=data)
             except BufferFull:
                 pass
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
-        delivery = await self.put_unacknowledged(stream, record)
-        if self._writes_ahead:
+        delivery = await self.internal.put_unacknowledged(stream, record)
+        if self.internal.writes_ahead:
             await wait_for_spool(delivery, self._life.waits_for_spool)
         return delivery
 
@@ -291,45 +193,7 @@ class Producer:
             BufferFull: there was no room in that time.
             WrongEventLoop: an event loop runs in this thread; await `put` there.
         """
-        return self.threads.put_blocking(stream, UserRecord(partition_key, as_bytes(data), **options), timeout)
-
-    def put_record_nowait(self, stream: str, record: UserRecord) -> Delivery:
-        """Accept a user record as `put_nowait` does."""
-        return self.put_nowait(
-            stream,
-            partition_key=record.partition_key,
-            data=record.data,
-            explicit_hash_key=record.explicit_hash_key,
-            flow=record.flow,
-            tier=record.tier,
-            metadata=record.metadata,
-        )
-
-    async def put_unacknowledged(self, stream: str, record: UserRecord) -> Delivery:
-        """Accept a user record as `put` does, waiting for room but not for the spool; see `acknowledged`."""
-        if not self._waiters.has_line(record.tier, record.flow) and (
-            not self._overflows or self._has_room(stream, record)
-        ):
-            with contextlib.suppress(BufferFull):
-                return self.put_record_nowait(stream, record)
-        return await self._put_in_turn(stream, record)
-
-    def _has_room(self, stream: str, record: UserRecord) -> bool:
-        size = check_user_record(record, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
-        return self._buffer_limit.has_room(size_bytes=size, tier=record.tier)
-
-    async def _put_in_turn(self, stream: str, record: UserRecord) -> Delivery:
-        # Check first: a put must not wait for room only to be refused.
-        check_user_record(record, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
-        with self._waiters.wait_in_line(record.tier, record.flow) as place:
-            while True:
-                if place.is_first:
-                    self._life.make_room()
-                await place.wait()
-                if self._overflows and self._life.state == "open" and not self._has_room(stream, record):
-                    continue
-                with contextlib.suppress(BufferFull):
-                    return self.put_record_nowait(stream, record)
+        return self.internal.threads.put_blocking(stream, UserRecord(partition_key, as_bytes(data), **options), timeout)
 
     async def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> Deliveries:
         """Accept many user records in their order, waiting for room; return a delivery for each.
@@ -365,18 +229,11 @@ class Producer:
             if position == end:
                 break
             user_record = record if isinstance(record := checked[position], UserRecord) else UserRecord(*record)
-            deliveries.set(position, await self.put_unacknowledged(stream, user_record))
+            deliveries.set(position, await self.internal.put_unacknowledged(stream, user_record))
             position += 1
-        if self._writes_ahead:
+        if self.internal.writes_ahead:
             for delivery in deliveries[start:end]:
                 await wait_for_spool(delivery, self._life.waits_for_spool)
-
-    def make_room(self) -> None:
-        """Send batches that are not full now if all outstanding records are in them.
-
-        For a caller with its own wait for room: nothing else would free any before the batches are due.
-        """
-        self._life.make_room()
 
     # Flush and close
 
@@ -404,10 +261,6 @@ class Producer:
     # Observe. Any thread may ask for counts, as a metrics server does. The loop changes them meanwhile, so from another
     # thread they are of no single instant.
 
-    def on_progress(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, on the loop, whenever results or room may have come; be quick. What it raises is logged."""
-        self._life.listeners.append(listener)
-
     def report(self) -> ProducerReport:
         """Return where every accepted user record is now."""
         return self._life.report()
@@ -424,32 +277,6 @@ class Producer:
         """Return the bound on outstanding records, with its counts."""
         return self._buffer_limit
 
-    def max_record_bytes(self, stream: str) -> int:
-        """Return the most bytes of key and data that `stream` takes in one record, as far as known.
-
-        Raises:
-            TypeError, InvalidUserRecord: no stream has such a name.
-        """
-        pipeline = self._open.get(stream)
-        if pipeline is not None:
-            return pipeline.max_record_bytes
-        require_stream(stream)
-        return self.config.for_stream(stream).known_max_record_size
-
-    def predicted_shard(self, stream: str, partition_key: str) -> str | None:
-        """Return the shard that `partition_key` belongs to by the shard map in use, None before there is one.
-
-        For a caller in any thread that may put what belongs to one shard into one user record.
-        """
-        pipeline = self._open.get(stream)
-        if pipeline is None:
-            return None
-        try:
-            return pipeline.shard_map.predict(hash_key_digest(partition_key.encode()))
-        except IndexError:
-            # The loop changes the map at this moment.
-            return None
-
     def statistics(self) -> dict[str, PipelineStatistics]:
         """Return each stream's counts."""
         return {} if (streams := self._life.streams) is None else counted(streams.statistics)
@@ -457,10 +284,6 @@ class Producer:
     def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
         """Return how many user records, of how many bytes, each flow has in the fair queue; empty without one."""
         return {} if (streams := self._life.streams) is None else counted(streams.waiting_by_flow)
-
-    def waits_by_flow(self) -> dict[str | None, float]:
-        """Return how many seconds the oldest user record of each flow has waited in the fair queue."""
-        return {} if (streams := self._life.streams) is None else counted(streams.waits_by_flow)
 
     def breakers(self) -> Mapping[tuple[str, str], CircuitBreaker]:
         """Return the circuit breakers by stream and shard; shard "" is the stream as a whole."""

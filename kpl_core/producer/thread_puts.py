@@ -14,20 +14,19 @@ import threading
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
 from kpl_core.errors import BufferFull, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook
+from kpl_core.options.config import Config
+from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.lifecycle import Lifecycle, require_timeout
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import INTERNAL, Attempt
 from kpl_core.records.user_record import Tier, UserRecord, check_user_record
-
-if TYPE_CHECKING:
-    from kpl_core.producer.producer import Producer
 
 T = TypeVar("T")
 
@@ -36,10 +35,29 @@ T = TypeVar("T")
 _QueuedPut = tuple[str, UserRecord, int, Delivery, Context | None]
 
 
+class RecordPuts(Protocol):
+    """How the loop puts one user record."""
+
+    config: Config
+    buffer_limit: BufferLimit
+
+    def max_record_bytes(self, stream: str) -> int:
+        """Return the most bytes of key and data that a stream takes in one record."""
+
+    def put_record_nowait(self, stream: str, record: UserRecord) -> Delivery:
+        """Accept a user record now, or not at all."""
+
+    async def put_unacknowledged(self, stream: str, record: UserRecord) -> Delivery:
+        """Accept a user record, waiting for room but not for the spool."""
+
+    async def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
+        """Wait until the write-ahead spool has what was put."""
+
+
 class ThreadPuts:
     """The queue between the threads and the loop. Its lock is never held while the loop puts."""
 
-    def __init__(self, producer: "Producer") -> None:
+    def __init__(self, producer: RecordPuts) -> None:
         config = producer.config
         self._producer = producer
         self._is_made_in_the_loop = (
@@ -194,7 +212,7 @@ class ThreadPuts:
         return delivery
 
     def put_reserved(self, stream: str, record: UserRecord, size_bytes: int) -> Delivery:
-        """Put a user record in exchange for room that was reserved for it; else as `Producer.put_record_nowait`."""
+        """Put a user record in exchange for room that was reserved for it; else as `put_record_nowait`."""
         limit = self._producer.buffer_limit
         limit.release(records=1, size_bytes=size_bytes)
         # Critical records may have filled their reserve since, and normal ones the part that bulk may not use.

@@ -138,12 +138,12 @@ class OutboxProducer:
         if threading.get_ident() == self._loop_thread:
             return self._put(stream, record, self._producer.buffer_limit.reserve)
         with self._lock:
-            return self._put(stream, record, self._producer.threads.reserve)
+            return self._put(stream, record, self._producer.internal.threads.reserve)
 
     def _put(self, stream: str, record: UserRecord, reserve: Callable[..., None]) -> OutboxDelivery:
         size = self._checked_size(stream, record)
         if self._outcome == "published":
-            return OutboxDelivery(self._producer.put_record_nowait(stream, record))
+            return OutboxDelivery(self._producer.internal.put_record_nowait(stream, record))
         delivery = OutboxDelivery()
         if self._outcome == "discarded":
             delivery.discarded()
@@ -186,7 +186,7 @@ class OutboxProducer:
         """Keep a user record; like `put` it raises `BufferFull`, and waits only after `publish`."""
         record = UserRecord(partition_key, as_bytes(data), **options)
         if self._outcome == "published":
-            return OutboxDelivery(self._producer.threads.put_blocking(stream, record, timeout))
+            return OutboxDelivery(self._producer.internal.threads.put_blocking(stream, record, timeout))
         return self.put_record_nowait(stream, record)
 
     async def put_many(
@@ -206,7 +206,7 @@ class OutboxProducer:
             self._checked_size(stream, record)
         with self._lock:
             # First count what threads have reserved, and let them keep nothing in between.
-            self._producer.threads.drain()
+            self._producer.internal.threads.drain()
             before = len(self._kept)
             try:
                 return [self._put(stream, record, self._producer.buffer_limit.reserve) for record in checked]
@@ -224,12 +224,12 @@ class OutboxProducer:
         """
         with self._lock:
             # First count what threads have reserved for these records.
-            self._producer.threads.drain()
+            self._producer.internal.threads.drain()
             kept, self._kept = self._kept, []
             self._outcome = "discarded"
             for index, (stream, record, size, delivery) in enumerate(kept):
                 try:
-                    delivery.published(self._producer.threads.put_reserved(stream, record, size))
+                    delivery.published(self._producer.internal.threads.put_reserved(stream, record, size))
                 except KplError:
                     self._kept = kept[index + 1 :]
                     delivery.discarded()
@@ -240,13 +240,13 @@ class OutboxProducer:
     def discard(self, status: int) -> bool:
         """Drop all kept records and release their capacity; return True if a waiting put may need that capacity."""
         with self._lock:
-            self._producer.threads.drain()
+            self._producer.internal.threads.drain()
             self._outcome, self._status = "discarded", status
             self._discarded[status] += len(self._kept)
             # A put waits only while the buffer lacks room for a record, so a buffer with room has no waiting puts.
             limit = self._producer.buffer_limit
             may_have_waiters = bool(self._kept) and not all(
-                limit.has_room(size_bytes=self._producer.max_record_bytes(stream))
+                limit.has_room(size_bytes=self._producer.internal.max_record_bytes(stream))
                 for stream in {stream for stream, _, _, _ in self._kept}
             )
             self._release(0)
@@ -259,7 +259,7 @@ class OutboxProducer:
         del self._kept[start:]
 
     def _checked_size(self, stream: str, record: UserRecord) -> int:
-        return check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))
+        return check_user_record(record, max_record_bytes=self._producer.internal.max_record_bytes(stream))
 
     def _require_spool(self, stream: str, record: UserRecord) -> None:
         """Raise NotSpooled if the producer would refuse the record now."""
@@ -290,10 +290,6 @@ class OutboxProducer:
     def unready(self) -> list[str]:
         """Return the reasons why the producer is not ready."""
         return self._producer.unready()
-
-    def max_record_bytes(self, stream: str) -> int:
-        """Return the maximum size of a record of `stream`, key and data, in bytes."""
-        return self._producer.max_record_bytes(stream)
 
 
 def is_no_error(status: int) -> bool:

@@ -22,9 +22,10 @@ from botocore.exceptions import (
 )
 from botocore.session import Session
 
-from kpl_core import Config, KinesisTransport
+from kpl_core import Config
 from kpl_core.paging import EndlessListingError
 from kpl_core.records.user_record import require_stream
+from kpl_core.transport import KinesisTransport
 from kpl_core.transport.transport import default_transport
 from kpl_integrations.cli.exit_code import CommandFailure
 

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import anyio
 import msgspec
 
-from kpl_core import Config, ConfigError
+from kpl_core import Config, ConfigError, SpoolOptions
 from kpl_core.coordination import StoreFailed
 from kpl_core.coordination.stores import open_store
 from kpl_core.durability.dead_letters import new_letter
 from kpl_core.durability.spool import DeadLetter, SpooledRecord
 from kpl_core.options.environment import is_service_link
-from kpl_core.options.reliability import SpoolOptions
 from kpl_core.transport.transport import reason_for_botocore
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 

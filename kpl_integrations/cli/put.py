@@ -140,7 +140,7 @@ class PutCommand:
             self._confirmed.skip(number, begins_at, len(line))
             return
         record = self.read_line(content, number)
-        delivery = await producer.put_unacknowledged(self.stream, record)
+        delivery = await producer.internal.put_unacknowledged(self.stream, record)
         self._bytes_put += len(record.data)
         self._confirmed.put(number, begins_at, len(line), delivery)
         if not self._has_put:

@@ -21,7 +21,8 @@ from botocore.exceptions import ClientError
 from rich.console import Console
 from rich.text import Text
 
-from kpl_core import MalformedAggregatedRecord, UserRecord, decode
+from kpl_core import UserRecord, decode
+from kpl_core.errors import MalformedAggregatedRecord
 from kpl_core.paging import PageTokens
 from kpl_core.records.hash_key import hash_key_of
 from kpl_integrations.cli.connection import Connection

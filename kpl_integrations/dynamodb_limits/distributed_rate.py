@@ -21,10 +21,11 @@ from uuid import uuid4
 import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
+from kpl_core import CoordinationOptions
 from kpl_core.coordination import CoordinationStore
 from kpl_core.coordination.stores.s3 import S3Store
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_core.options.coordination_options import SHARED_BURST_SECONDS, CoordinationOptions
+from kpl_core.options.coordination_options import SHARED_BURST_SECONDS
 from kpl_core.options.validation import require_choice
 from kpl_core.paging import PageTokens
 from kpl_integrations.dynamodb_limits.leased_rate import LeaseThread, ThreadedS3Client, leased_worker

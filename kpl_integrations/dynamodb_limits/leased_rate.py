@@ -15,9 +15,9 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
+from kpl_core import CoordinationOptions
 from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_core.options.coordination_options import CoordinationOptions
 from kpl_integrations.dynamodb_limits.proportional import Rates
 from kpl_integrations.dynamodb_limits.session_limiter import SessionLimiter
 

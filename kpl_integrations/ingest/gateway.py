@@ -19,9 +19,10 @@ from typing import Any, Final, Self
 import anyio
 import msgspec
 
-from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
+from kpl_core import Config, Hook, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
 from kpl_core.hooks import CoordinatorMet, RecordsFinished, RequestCompleted
+from kpl_core.transport import KinesisTransport
 from kpl_core.transport.transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.host_names import HostNames

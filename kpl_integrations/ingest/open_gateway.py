@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import anyio
 
-from kpl_core import KinesisTransport, Producer
+from kpl_core import Producer
+from kpl_core.transport import KinesisTransport
 from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused

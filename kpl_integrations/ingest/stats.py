@@ -57,7 +57,7 @@ class SingleProcessStats:
         producer = opened.producer
         metrics.watch(producer_source(producer))
         metrics.watch(breaker_source(producer.breakers))
-        waits = producer.waits_by_flow
+        waits = producer.internal.waits_by_flow
         metrics.watch(tenant_wait_source(lambda: {flow or "": wait for flow, wait in waits().items()}))
         if producer.spool is not None:
             metrics.watch(spool_source(producer.spool))

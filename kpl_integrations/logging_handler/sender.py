@@ -365,7 +365,7 @@ class LogSender:
             try:
                 delivery = producer.put_nowait(self._stream, partition_key=key, data=data, tier=tier_now)
             except BufferFull:
-                producer.make_room()  # the sender comes back after progress, and `_poll` in 20 ms
+                producer.internal.make_room()  # the sender comes back after progress, and `_poll` in 20 ms
                 return
             except ProducerClosed:
                 self._give_up_pieces(SHUTDOWN)

@@ -34,7 +34,7 @@ from opentelemetry.sdk.metrics.view import Aggregation
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from kpl_core import Fact, Producer
+from kpl_core import Producer
 from kpl_core.background.process_end import (
     ProcessListener,
     counted_at_exit,
@@ -46,7 +46,7 @@ from kpl_core.background.process_end import (
 )
 from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.background.stderr_report import StderrReport
-from kpl_core.hooks import RequestCompleted
+from kpl_core.hooks import Fact, RequestCompleted
 from kpl_integrations.otel.encoding import (
     Piece,
     compressor,

@@ -26,13 +26,14 @@ from typing import Annotated, Any, Final, Literal, TypedDict, get_args
 import msgspec
 from opentelemetry.metrics import MeterProvider
 
-from kpl_core import Config, ConfigError, KinesisTransport
+from kpl_core import Config, ConfigError
 from kpl_core.background.sigterm import FlushOnSigterm
 from kpl_core.options.environment import value_of, values_from, variables_of, warn_of_unknown
 from kpl_core.options.flat_options import FlatOption, flat_options
 from kpl_core.options.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
 from kpl_core.options.option import DescribedOption, EndpointUrl, Option, Region, check_options, described
 from kpl_core.options.reliability import marked_path
+from kpl_core.transport import KinesisTransport
 
 Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["otlp_proto", "otlp_json"]

@@ -166,7 +166,7 @@ class TelemetrySender:
     def shard_of(self, partition_key: str) -> str | None:
         """Return the shard of a partition key, None while the shards are unknown."""
         producer = self._background.producer
-        return None if producer is None else producer.predicted_shard(self._stream, partition_key)
+        return None if producer is None else producer.internal.predicted_shard(self._stream, partition_key)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything that was offered has its result; return True if all since the last flush arrived."""
@@ -251,7 +251,7 @@ class TelemetrySender:
                 delivery = producer.put_nowait(self._stream, partition_key=shipment.partition_key, data=shipment.data)
             except BufferFull:
                 # The producer's own bound is below ours; the sender comes back after progress.
-                producer.make_room()
+                producer.internal.make_room()
                 return
             except KplError as error:
                 self._take()

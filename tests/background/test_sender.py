@@ -49,7 +49,7 @@ def test_sources_that_always_have_records_get_the_first_room_in_turn(drains: int
     def add_sources() -> None:
         assert sender.producer is not None
         for _ in range(drains - 1):
-            sender.producer.on_progress(sender._drain)  # noqa: SLF001 - as often as progress may call it
+            sender.producer.internal.on_progress(sender._drain)  # noqa: SLF001 - as often as progress may call it
         for source in sources[1:]:
             sender.add_source(source)
 

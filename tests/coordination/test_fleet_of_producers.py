@@ -13,8 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core import Config, CoordinationOptions, Fact, Producer, RequestCompleted
+from kpl_core import Config, CoordinationOptions, Producer
 from kpl_core.coordination import MemoryStore, StoreFailed
+from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.testing import FakeKinesis, FakeTransport, ServiceLimits
 from tests.support.virtual_time import Backend, virtual_time_backend
 

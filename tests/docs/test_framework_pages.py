@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from kpl_core import BlockingProducer, MalformedAggregatedRecord, UserRecord, decode, encode
+from kpl_core import BlockingProducer, UserRecord, decode, encode
+from kpl_core.errors import MalformedAggregatedRecord
 from kpl_core.records.aggregated_record import MAGIC
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core import Fact, Producer, RecordsFinished
+from kpl_core import Producer
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import LetterFilter, Spool
+from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.testing import RecordError

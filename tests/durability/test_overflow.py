@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from kpl_core import BufferFull, Fact, RecordsFinished
+from kpl_core import BufferFull
 from kpl_core.durability.spool import LetterFilter
-from kpl_core.hooks import DeadLetterAlarm
+from kpl_core.hooks import DeadLetterAlarm, Fact, RecordsFinished
 from kpl_core.options.reliability import DeadLetterOptions, SpoolMode, SpoolOptions
 from kpl_core.producer import durable_store
 from kpl_core.testing import ErrorAnswer, RecordError, When

@@ -95,7 +95,7 @@ async def put_spilled(each: Producer) -> Delivery:
     """Put a record that finds no room, and wait for the spool to have it."""
     _ = each.put_nowait(STREAM, partition_key="k", data=bytes(each.buffer_limit.max_bytes - 1))
     delivery = each.put_nowait(STREAM, partition_key="k", data=b"spilled")
-    await each.acknowledged([delivery])
+    await each.internal.acknowledged([delivery])
     return delivery
 
 

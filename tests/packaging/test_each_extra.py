@@ -74,7 +74,8 @@ from aws_schema_registry.avro import AvroSchema
 from kpl_integrations.glue import GlueEncoder
 """,
     "zstd": """
-from kpl_core import Compressed, Topic, decompressed
+from kpl_core import Compressed, Topic
+from kpl_core.records.topic import decompressed
 texts = Topic("texts", str, partition_key=lambda text: "1", encoder=Compressed("json", "zstd"))
 assert decompressed(texts.encode("text")) == b"text"
 """,

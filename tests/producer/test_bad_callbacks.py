@@ -114,7 +114,7 @@ async def test_a_hook_that_meets_a_cancelled_future_ends_no_task(caplog: pytest.
         raise asyncio.CancelledError
 
     async with Producer(transport=unmetered(), hooks=[hook]) as orders:
-        orders.on_progress(listener)
+        orders.internal.on_progress(listener)
         deliveries = put(orders, 10)
         await orders.flush()
     assert reasons(deliveries) == {"": 10}

@@ -8,8 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core import Config, Fact, InvalidUserRecord, Producer, ProducerClosed, RecordsFinished, WrongEventLoop
+from kpl_core import Config, InvalidUserRecord, Producer, ProducerClosed, WrongEventLoop
 from kpl_core.errors import KplError
+from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.testing import ErrorAnswer, Hang, RecordingHook, ResetBeforeCommit, When
 from tests.support.producer_scene import STREAM, assert_books_close, producer, put, reasons, service, unmetered
 

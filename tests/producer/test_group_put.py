@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from kpl_core import BufferFull, InvalidUserRecord, Producer, TierPolicy, UserRecord
-from kpl_core.producer.group_put import SLICE_BYTES, SLICE_RECORDS
+from kpl_core.producer.internal import SLICE_BYTES, SLICE_RECORDS
 from tests.producer.test_put_together import fair, pairs, records
 from tests.support.producer_scene import STREAM, assert_books_close, stored, unmetered
 
@@ -21,7 +21,7 @@ async def test_all_records_of_a_group_arrive_once(count, is_cut_short):
     transport = unmetered(4)
     put = [*records(count), UserRecord("x", b"with a hash key", explicit_hash_key="12345")]
     async with Producer(fair(), transport=transport) as producer:
-        group = producer.begin_group(STREAM, put, flow="t")
+        group = producer.internal.begin_group(STREAM, put, flow="t")
         assert producer.buffer_limit.outstanding_records == len(put)
         while group.step() and not is_cut_short:
             pass
@@ -29,7 +29,7 @@ async def test_all_records_of_a_group_arrive_once(count, is_cut_short):
         assert not group.step()
         results = [await delivery for delivery in group.deliveries]
         assert len(results) == len(put)
-        pair_group = producer.begin_group(STREAM, pairs(count), flow="t")
+        pair_group = producer.internal.begin_group(STREAM, pairs(count), flow="t")
         pair_group.finish()
         assert all([(await delivery).successful for delivery in pair_group.deliveries])
         assert len(pair_group.deliveries) == count
@@ -43,7 +43,7 @@ async def test_a_slice_has_few_records_or_few_bytes():
     async with Producer(fair(), transport=unmetered(1)) as producer:
         for size in (10, 2_000, 200_000, SLICE_BYTES + 1):
             count = min(2 * SLICE_RECORDS, 20_000_000 // size)
-            group = producer.begin_group(STREAM, records(count, size=size), flow="t")
+            group = producer.internal.begin_group(STREAM, records(count, size=size), flow="t")
             before = 0
             while True:
                 has_more = group.step()
@@ -59,29 +59,29 @@ async def test_a_slice_has_few_records_or_few_bytes():
 async def test_a_group_without_room_takes_nothing():
     async with Producer(fair(max_outstanding_records=100), transport=unmetered(1)) as producer:
         with pytest.raises(BufferFull):
-            producer.begin_group(STREAM, records(101), flow="t")
+            producer.internal.begin_group(STREAM, records(101), flow="t")
         assert producer.buffer_limit.outstanding_records == 0
-        group = producer.begin_group(STREAM, records(90), flow="t")
+        group = producer.internal.begin_group(STREAM, records(90), flow="t")
         # The room is taken, although no record is put yet.
         with pytest.raises(BufferFull):
-            producer.put_together_nowait(STREAM, records(20), flow="u")
+            producer.internal.put_together_nowait(STREAM, records(20), flow="u")
         group.finish()
 
 
 @pytest.mark.parametrize("are_pairs", [True, False])
 async def test_a_record_that_is_too_large_refuses_the_group(are_pairs):
     async with Producer(fair(), transport=unmetered(1)) as producer:
-        most = producer.max_record_bytes(STREAM)
+        most = producer.internal.max_record_bytes(STREAM)
         put = [*pairs(3), ("k", bytes(most))] if are_pairs else [*records(3), UserRecord("k", bytes(most))]
         with pytest.raises(InvalidUserRecord, match=r"partition_key and data have 1,048,577 bytes"):
-            producer.begin_group(STREAM, put, flow="t")
+            producer.internal.begin_group(STREAM, put, flow="t")
         assert producer.buffer_limit.outstanding_records == 0
 
 
 @pytest.mark.parametrize("are_pairs", [True, False])
 async def test_a_close_delivers_all_records_of_an_open_group(are_pairs):
     async with Producer(fair(), transport=unmetered(1)) as producer:
-        group = producer.begin_group(STREAM, pairs(1_000) if are_pairs else records(1_000), flow="t")
+        group = producer.internal.begin_group(STREAM, pairs(1_000) if are_pairs else records(1_000), flow="t")
         group.step()
         report = await producer.close()
         assert (report.accepted, report.delivered, report.complete) == (1_000, 1_000, True)
@@ -96,7 +96,7 @@ async def test_a_cancelled_producer_gives_all_records_of_an_open_group_a_result(
     producer = Producer(fair(), transport=unmetered(1))
     with anyio.CancelScope() as scope:
         async with producer:
-            group = producer.begin_group(STREAM, records(1_000), flow="t")
+            group = producer.internal.begin_group(STREAM, records(1_000), flow="t")
             group.step()
             scope.cancel()
             await anyio.lowlevel.checkpoint()
@@ -121,7 +121,7 @@ async def test_an_invalid_record_refuses_the_group_and_takes_no_room(bad, error,
     make: Any = pairs if type(bad) is tuple else records
     async with Producer(fair(), transport=unmetered(1)) as producer:
         with pytest.raises(error, match=message):
-            producer.begin_group(STREAM, [*make(3), bad, *make(600)], flow="t")
+            producer.internal.begin_group(STREAM, [*make(3), bad, *make(600)], flow="t")
         assert producer.buffer_limit.outstanding_records == 0
     assert producer.report().accepted == 0
 
@@ -144,21 +144,21 @@ async def test_an_invalid_record_refuses_the_group_and_takes_no_room(bad, error,
 async def test_pairs_that_are_not_alike_are_refused_and_take_no_room(put, message, known_before):
     async with Producer(fair(), transport=unmetered(1)) as producer:
         if known_before:
-            producer.put_pairs_together_nowait(STREAM, [("k", b"x")])
-            producer.put_pairs_together_nowait(STREAM, [("k", b"x", "1")])
+            producer.internal.put_pairs_together_nowait(STREAM, [("k", b"x")])
+            producer.internal.put_pairs_together_nowait(STREAM, [("k", b"x", "1")])
         accepted = producer.report().accepted
         with pytest.raises(TypeError, match=message) as caught:
-            producer.begin_group(STREAM, put, flow="t")
+            producer.internal.begin_group(STREAM, put, flow="t")
         assert "records[" in str(caught.value)
         with pytest.raises(TypeError, match=message):
-            producer.put_pairs_together_nowait(STREAM, put, flow="t")
+            producer.internal.put_pairs_together_nowait(STREAM, put, flow="t")
         assert producer.buffer_limit.outstanding_records == producer.report().accepted == accepted
 
 
 async def test_an_invalid_flow_refuses_the_group_and_takes_no_room():
     async with Producer(fair(), transport=unmetered(1)) as producer:
         with pytest.raises(InvalidUserRecord, match="flow has a lone surrogate"):
-            producer.begin_group(STREAM, records(3), flow="\ud800")
+            producer.internal.begin_group(STREAM, records(3), flow="\ud800")
         assert producer.buffer_limit.outstanding_records == 0
 
 
@@ -168,7 +168,9 @@ async def test_a_buffer_that_changes_later_does_not_change_the_group(are_pairs):
     buffer = bytearray(b"before")
     put: list[Any] = [("k", b"first"), ("k", buffer)]
     async with Producer(fair(), transport=transport) as producer:
-        group = producer.begin_group(STREAM, put if are_pairs else [UserRecord(*each) for each in put], flow="t")
+        group = producer.internal.begin_group(
+            STREAM, put if are_pairs else [UserRecord(*each) for each in put], flow="t"
+        )
         buffer[:] = b"after!"
         group.finish()
     assert Counter(stored(transport)) == Counter([("k", b"first"), ("k", b"before")])
@@ -178,11 +180,11 @@ async def test_a_buffer_that_changes_later_does_not_change_the_group(are_pairs):
 async def test_a_lower_size_limit_does_not_refuse_records_of_an_accepted_group(options):
     put: Any = [("k", bytes(2_000))] * 600 if options is None else [UserRecord("k", bytes(2_000))] * 600
     async with Producer(fair(tiers=TierPolicy()), transport=unmetered(1)) as producer:
-        group = producer.begin_group(STREAM, put, flow="t", **options or {})
+        group = producer.internal.begin_group(STREAM, put, flow="t", **options or {})
         group.step()
         producer._life.pipeline(STREAM).max_record_bytes = 1_000  # noqa: SLF001 - as the stream's description does
         with pytest.raises(InvalidUserRecord, match="accepts at most 1,000"):
-            producer.begin_group(STREAM, put, flow="t", **options or {})
+            producer.internal.begin_group(STREAM, put, flow="t", **options or {})
         assert group.step()
         group.finish()
         report = await producer.close()

@@ -38,7 +38,7 @@ async def test_a_listener_that_raises_costs_no_record(caplog):
         raise KeyError(STREAM)
 
     async with producer(service()) as orders:
-        orders.on_progress(listener)
+        orders.internal.on_progress(listener)
         deliveries = put(orders, 100)
         assert (await orders.flush()).delivered == 100
     assert reasons(deliveries) == {"": 100}
@@ -194,7 +194,9 @@ async def test_the_log_says_at_the_level_debug_which_kernels_run(caplog):
 async def test_the_shard_of_a_partition_key_is_known_once_the_shards_are():
     async with producer(service(4)) as orders:
         keys = key_of_each_shard(4)
-        assert orders.predicted_shard(STREAM, keys[0]) is None
+        assert orders.internal.predicted_shard(STREAM, keys[0]) is None
         await know_shards(orders)
-        assert [orders.predicted_shard(STREAM, key) for key in keys] == [shard.shard_id for shard in even_shards(4)]
-        assert orders.predicted_shard("other", keys[0]) is None
+        assert [orders.internal.predicted_shard(STREAM, key) for key in keys] == [
+            shard.shard_id for shard in even_shards(4)
+        ]
+        assert orders.internal.predicted_shard("other", keys[0]) is None

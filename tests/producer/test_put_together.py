@@ -42,7 +42,7 @@ async def test_all_arrive_once_and_in_the_order_of_the_deliveries(tier, aggregat
     put = [*records(500), UserRecord("x", b"with a hash key", explicit_hash_key="12345")]
     async with Producer(fair(tiers=TierPolicy()), transport=transport) as producer:
         for _ in range(2):
-            deliveries = producer.put_together_nowait(STREAM, put, flow="t", tier=tier, aggregate=aggregate)
+            deliveries = producer.internal.put_together_nowait(STREAM, put, flow="t", tier=tier, aggregate=aggregate)
             results = [await delivery for delivery in deliveries]
             assert all(result.successful for result in results)
         report = await producer.close()
@@ -56,9 +56,9 @@ async def test_a_buffer_that_changes_later_does_not_change_what_was_put(aggregat
     buffers = [bytearray(b"%d" % number) for number in range(3)]
     async with Producer(fair(), transport=transport) as producer:
         mutable: list[Any] = [UserRecord("k", buffer) for buffer in buffers]  # type: ignore[arg-type] # as callers do
-        put = producer.put_together_nowait(STREAM, mutable, flow="t", aggregate=aggregate)
+        put = producer.internal.put_together_nowait(STREAM, mutable, flow="t", aggregate=aggregate)
         pairs_of_them: list[Any] = [("k", buffer) for buffer in buffers]
-        producer.put_pairs_together_nowait(STREAM, pairs_of_them, flow="t")
+        producer.internal.put_pairs_together_nowait(STREAM, pairs_of_them, flow="t")
         for buffer in buffers:
             buffer[:] = b"!"
         assert all([(await delivery).successful for delivery in put])
@@ -67,8 +67,8 @@ async def test_a_buffer_that_changes_later_does_not_change_what_was_put(aggregat
 
 async def test_without_aggregation_each_has_a_kinesis_record_and_a_sequence_number_of_its_own():
     async with Producer(fair(), transport=unmetered(2)) as producer:
-        _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]
-        deliveries = producer.put_together_nowait(STREAM, records(50), flow="t", aggregate=False)
+        _ = await producer.internal.put_together_nowait(STREAM, records(1), flow="t")[0]
+        deliveries = producer.internal.put_together_nowait(STREAM, records(50), flow="t", aggregate=False)
         results = [await delivery for delivery in deliveries]
     assert len({result.sequence_number for result in results}) == 50
 
@@ -77,7 +77,7 @@ async def test_one_bad_record_puts_none():
     async with Producer(fair(), transport=unmetered()) as producer:
         for bad in (UserRecord("", b"x"), UserRecord("k", bytes(2_000_000)), UserRecord("k", b"", "not a number")):
             with pytest.raises(InvalidUserRecord):
-                _ = producer.put_together_nowait(STREAM, [*records(3), bad], flow="t")
+                _ = producer.internal.put_together_nowait(STREAM, [*records(3), bad], flow="t")
         assert producer.report().accepted == 0
         assert producer.buffer_limit.outstanding_records == 0
 
@@ -85,9 +85,9 @@ async def test_one_bad_record_puts_none():
 async def test_too_many_for_the_room_puts_none():
     async with Producer(fair(max_outstanding_records=100), transport=unmetered()) as producer:
         with pytest.raises(BufferFull):
-            _ = producer.put_together_nowait(STREAM, records(101), flow="t")
+            _ = producer.internal.put_together_nowait(STREAM, records(101), flow="t")
         assert producer.report().accepted == 0
-        deliveries = producer.put_together_nowait(STREAM, records(100), flow="t")
+        deliveries = producer.internal.put_together_nowait(STREAM, records(100), flow="t")
         report = await producer.close()
     assert_books_close(report, deliveries)
 
@@ -100,12 +100,12 @@ async def test_a_flood_uses_up_its_share_and_a_quiet_flow_still_finds_room():
         def flood_on() -> None:
             nonlocal flood
             while True:
-                flood += len(producer.put_together_nowait(STREAM, records(50), flow="flood"))
+                flood += len(producer.internal.put_together_nowait(STREAM, records(50), flow="flood"))
 
         with pytest.raises(BufferFull, match=r"flow .flood. has"):
             flood_on()
         assert 450 <= flood <= 900
-        assert len(producer.put_together_nowait(STREAM, records(50), flow="quiet")) == 50
+        assert len(producer.internal.put_together_nowait(STREAM, records(50), flow="quiet")) == 50
         report = await producer.close(timeout=1.0)
     assert report.accepted == flood + 50
     assert report.buffered == 0
@@ -116,19 +116,19 @@ async def test_critical_records_use_their_reserve_when_the_room_of_all_others_is
         max_outstanding_records=100, tiers=TierPolicy(critical_reserve=0.2), rate_limit_bytes_per_sec_per_shard=1_000
     )
     async with Producer(config, transport=unmetered()) as producer:
-        _ = producer.put_together_nowait(STREAM, records(80), flow="a")
+        _ = producer.internal.put_together_nowait(STREAM, records(80), flow="a")
         with pytest.raises(BufferFull):
-            _ = producer.put_together_nowait(STREAM, records(1), flow="b")
+            _ = producer.internal.put_together_nowait(STREAM, records(1), flow="b")
         for _ in range(4):
-            _ = producer.put_together_nowait(STREAM, records(2), flow="c", tier="critical")
+            _ = producer.internal.put_together_nowait(STREAM, records(2), flow="c", tier="critical")
         await producer.close(timeout=0)
 
 
 async def test_what_waits_of_a_flow_without_aggregation_travels_alone_when_its_turn_comes():
     transport = service()
     async with Producer(fair(), transport=transport) as producer:
-        _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]
-        deliveries = producer.put_together_nowait(STREAM, records(1_500), flow="t", aggregate=False)
+        _ = await producer.internal.put_together_nowait(STREAM, records(1), flow="t")[0]
+        deliveries = producer.internal.put_together_nowait(STREAM, records(1_500), flow="t", aggregate=False)
         assert producer.statistics()[STREAM].queueing > 0
         results = [await delivery for delivery in deliveries]
     assert len({result.sequence_number for result in results}) == 1_500
@@ -140,8 +140,8 @@ async def test_written_ahead_they_are_in_the_spool_before_they_are_acknowledged(
     config = fair(spool=SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead"))
     transport = unmetered(latency_seconds=0.2)
     async with Producer(config, transport=transport) as producer:
-        deliveries = producer.put_together_nowait(STREAM, records(200), flow="t")
-        await producer.acknowledged(deliveries)
+        deliveries = producer.internal.put_together_nowait(STREAM, records(200), flow="t")
+        await producer.internal.acknowledged(deliveries)
         assert producer.spool is not None
         assert producer.spool.statistics().records == 200
         assert all([(await delivery).successful for delivery in deliveries])
@@ -153,7 +153,7 @@ async def test_written_ahead_they_are_in_the_spool_before_they_are_acknowledged(
 async def test_without_a_fair_queue_it_is_refused_in_words():
     async with Producer(Config(), transport=unmetered()) as producer:
         with pytest.raises(ConfigError, match="needs a fair queue"):
-            _ = producer.put_together_nowait(STREAM, records(1))
+            _ = producer.internal.put_together_nowait(STREAM, records(1))
         await anyio.lowlevel.checkpoint()
 
 
@@ -162,9 +162,9 @@ async def test_pairs_arrive_once_each_in_its_shard_and_in_the_order_of_their_key
     transport = unmetered(4)
     put = [*pairs(700), ("ключ", b""), ("k0", b"large".ljust(60_000)), *pairs(300, key="more")]
     async with Producer(fair(aggregation_enabled=aggregated), transport=transport) as producer:
-        _ = await producer.put_together_nowait(STREAM, [UserRecord("first", b"")], flow="t")[0]
-        producer.put_pairs_together_nowait(STREAM, put, flow="t")
-        group = producer.begin_group(STREAM, put, flow="t")
+        _ = await producer.internal.put_together_nowait(STREAM, [UserRecord("first", b"")], flow="t")[0]
+        producer.internal.put_pairs_together_nowait(STREAM, put, flow="t")
+        group = producer.internal.begin_group(STREAM, put, flow="t")
         group.finish()
         report = await producer.close()
         results = await group.deliveries.results()
@@ -183,9 +183,9 @@ async def test_pairs_with_explicit_hash_keys_arrive_once_each_in_the_shard_of_th
     put = [(*pair, str(number * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128)) for number, pair in enumerate(pairs(900))]
     put += [("k0", b"large".ljust(60_000), "5"), ("k" * 200, b"more", str(2**128 - 1))]
     async with Producer(fair(aggregation_enabled=aggregated), transport=transport) as producer:
-        _ = await producer.put_together_nowait(STREAM, [UserRecord("first", b"")], flow="t")[0]
-        producer.put_pairs_together_nowait(STREAM, put, flow="t")
-        group = producer.begin_group(STREAM, put, flow="t")
+        _ = await producer.internal.put_together_nowait(STREAM, [UserRecord("first", b"")], flow="t")[0]
+        producer.internal.put_pairs_together_nowait(STREAM, put, flow="t")
+        group = producer.internal.begin_group(STREAM, put, flow="t")
         group.finish()
         shards = {result.shard_id for result in await group.deliveries.results()}
         assert len(group.deliveries) == len(put)
@@ -201,10 +201,10 @@ async def test_pairs_with_explicit_hash_keys_wait_in_the_fair_queue_too():
     config = fair(rate_limit_bytes_per_sec_per_shard=10_000, record_ttl_ms=600_000)
     transport = unmetered(2)
     async with Producer(config, transport=transport) as producer:
-        _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]
+        _ = await producer.internal.put_together_nowait(STREAM, records(1), flow="t")[0]
         put = [(*pair, str(number << 120)) for number, pair in enumerate(pairs(200))]
         for _ in range(20):
-            producer.put_pairs_together_nowait(STREAM, put, flow="t")
+            producer.internal.put_pairs_together_nowait(STREAM, put, flow="t")
         assert producer.statistics()[STREAM].queueing > 0
         report = await producer.close()
     assert report.delivered == 4_001
@@ -215,16 +215,16 @@ async def test_pairs_of_which_one_is_bad_or_too_many_put_none():
     async with Producer(fair(max_outstanding_records=100), transport=unmetered()) as producer:
         for bad in (("", b"x"), ("k" * 257, b"x"), ("k", bytes(2_000_000)), ("\ud800", b"x")):
             with pytest.raises(InvalidUserRecord):
-                producer.put_pairs_together_nowait(STREAM, [*pairs(3), bad], flow="t")
+                producer.internal.put_pairs_together_nowait(STREAM, [*pairs(3), bad], flow="t")
         for key, data, explicit in (("k", 1, "01"), ("k", 1, str(2**128)), ("", 1, "1"), ("k", 2_000_000, "1")):
-            for put in (producer.put_pairs_together_nowait, producer.begin_group):
+            for put in (producer.internal.put_pairs_together_nowait, producer.internal.begin_group):
                 with pytest.raises(InvalidUserRecord):
                     put(STREAM, [("k", b"x", "7"), (key, bytes(data), explicit)], flow="t")
         with pytest.raises(BufferFull):
-            producer.put_pairs_together_nowait(STREAM, pairs(101), flow="t")
+            producer.internal.put_pairs_together_nowait(STREAM, pairs(101), flow="t")
         assert producer.report().accepted == 0
         assert producer.buffer_limit.outstanding_records == 0
-        producer.put_pairs_together_nowait(STREAM, pairs(100), flow="t")
+        producer.internal.put_pairs_together_nowait(STREAM, pairs(100), flow="t")
         report = await producer.close()
     assert report.delivered == 100
     assert report.complete
@@ -235,13 +235,13 @@ async def test_pairs_wait_in_the_fair_queue_and_have_the_share_that_records_have
     seen = []
     for as_pairs in (True, False):
         async with Producer(config, transport=unmetered()) as producer:
-            _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]
+            _ = await producer.internal.put_together_nowait(STREAM, records(1), flow="t")[0]
 
             def put(flow: str, *, as_pairs: bool = as_pairs, producer: Producer = producer) -> None:
                 if as_pairs:
-                    producer.put_pairs_together_nowait(STREAM, pairs(50), flow=flow)
+                    producer.internal.put_pairs_together_nowait(STREAM, pairs(50), flow=flow)
                 else:
-                    producer.put_together_nowait(STREAM, records(50), flow=flow)
+                    producer.internal.put_together_nowait(STREAM, records(50), flow=flow)
 
             def flood(put: Any = put) -> None:
                 while True:
@@ -260,8 +260,8 @@ async def test_pairs_wait_in_the_fair_queue_and_have_the_share_that_records_have
 
 async def test_pairs_of_a_flow_that_had_no_aggregation_are_aggregated_again_after_a_retry():
     async with Producer(fair(), transport=unmetered(2)) as producer:
-        _ = await producer.put_together_nowait(STREAM, records(1), flow="t", aggregate=False)[0]
-        producer.put_pairs_together_nowait(STREAM, pairs(500), flow="t")
+        _ = await producer.internal.put_together_nowait(STREAM, records(1), flow="t", aggregate=False)[0]
+        producer.internal.put_pairs_together_nowait(STREAM, pairs(500), flow="t")
         report = await producer.close()
     assert report.delivered == 501
 
@@ -272,7 +272,7 @@ async def test_pairs_are_kept_where_something_is_kept(tmp_path: Path, mode):
     config = fair(spool=SpoolOptions(path=tmp_path / "spool.db", mode=mode))
     transport = unmetered(latency_seconds=0.2)
     async with Producer(config, transport=transport) as producer:
-        producer.put_pairs_together_nowait(STREAM, pairs(200), flow="t")
+        producer.internal.put_pairs_together_nowait(STREAM, pairs(200), flow="t")
         report = await producer.close()
     assert report.delivered + report.spooled == 200
     assert report.complete

@@ -14,16 +14,15 @@ from kpl_core import (
     BufferFull,
     Config,
     Delivery,
-    Fact,
     FairnessPolicy,
     InvalidUserRecord,
     Producer,
     ProducerClosed,
-    RecordsFinished,
     SpoolOptions,
     UserRecord,
     WrongEventLoop,
 )
+from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.support.consumers import read_everything
@@ -323,7 +322,7 @@ async def test_a_record_that_fails_after_its_put_is_counted_and_the_others_are_d
         if is_limit:
             orders._open[STREAM].max_record_bytes = 10  # noqa: SLF001 - as the stream's description does
         else:
-            put_record_nowait = orders.put_record_nowait
+            put_record_nowait = orders.internal.put_record_nowait
 
             def failing(stream: str, record: UserRecord) -> Delivery:
                 if record.data == texts[1].encode():
@@ -331,7 +330,7 @@ async def test_a_record_that_fails_after_its_put_is_counted_and_the_others_are_d
                     raise RuntimeError(message)
                 return put_record_nowait(stream, record)
 
-            monkeypatch.setattr(orders, "put_record_nowait", failing)
+            monkeypatch.setattr(orders.internal, "put_record_nowait", failing)
         results = [await delivery for delivery in deliveries]
         assert [result.error_code for result in results] == [None, "Internal", None]
         assert "partition_key and data" in str(results[1].attempts[-1].error_message)

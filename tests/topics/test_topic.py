@@ -13,8 +13,8 @@ import pydantic
 import pytest
 import zstandard
 
-from kpl_core import Compressed, ConfigError, Topic, UserRecord, decompressed, trace_context_of
-from kpl_core.records.topic import CompressionCodec
+from kpl_core import Compressed, ConfigError, Topic, UserRecord
+from kpl_core.records.topic import CompressionCodec, decompressed, trace_context_of
 from tests.support.orders import KINDS, ORDER, OrderStruct
 
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}

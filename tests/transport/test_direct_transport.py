@@ -17,8 +17,8 @@ from botocore.exceptions import CredentialRetrievalError
 from msgspec.structs import replace
 
 from benchmarks.sink_process import make_certificate
-from kpl_core import Config, Producer, PutRecordsEntry, RequestFailure
-from kpl_core.transport import put_records_wire
+from kpl_core import Config, Producer
+from kpl_core.transport import PutRecordsEntry, RequestFailure, put_records_wire
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_core.transport.direct_transport import DirectTransport, Resolved, resolved
 from kpl_core.transport.transport import default_transport

@@ -22,8 +22,9 @@ from typing import Any, Final, Self
 import anyio
 import msgspec
 
-from kpl_core import ConfigError, KinesisTransport
+from kpl_core import ConfigError
 from kpl_core.durability.spool import SpoolError
+from kpl_core.transport import KinesisTransport
 from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_hangup, on_signal
 from kpl_integrations.cli.options import endpoint_of_environment

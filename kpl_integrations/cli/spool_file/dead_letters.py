@@ -226,7 +226,7 @@ async def _first_stream(queue: DeadLetterQueue, spool: AsyncSpool, wanted: Lette
 def _put_into(producer: Producer) -> Callable[[SpooledRecord, Callable[[RecordResult], None]], None]:
     def put(record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> None:
         letter = UserRecord(record.partition_key, record.data, record.explicit_hash_key, tier=record.tier)
-        delivery = producer.put_record_nowait(record.stream, letter)
+        delivery = producer.internal.put_record_nowait(record.stream, letter)
         call_when_finished(delivery, finished)
 
     return put

@@ -106,7 +106,7 @@ async def answer_spooled(producer: Producer, deliveries: Deliveries, problems: S
         Refused: the spool did not store all records.
     """
     try:
-        await producer.acknowledged(deliveries)
+        await producer.internal.acknowledged(deliveries)
     except NotSpooled as error:
         detail = f"the spool did not store all records of the request: {error}; it delivers those that it stored"
         raise Refused(Refusal.NOT_SPOOLED, detail) from error

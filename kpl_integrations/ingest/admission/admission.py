@@ -12,18 +12,9 @@ from functools import partial
 from itertools import repeat
 from typing import Any, Final, Literal, TypeVar
 
-from kpl_core import (
-    BufferFull,
-    Deliveries,
-    Fact,
-    GroupPut,
-    InvalidUserRecord,
-    NotSpooled,
-    Producer,
-    ProducerClosed,
-    UserRecord,
-)
-from kpl_core.hooks import BreakerChanged
+from kpl_core import BufferFull, Deliveries, InvalidUserRecord, NotSpooled, Producer, ProducerClosed, UserRecord
+from kpl_core.hooks import BreakerChanged, Fact
+from kpl_core.producer.internal import GroupPut
 from kpl_core.records.record_result import INTERNAL
 from kpl_integrations.ingest.admission.refusals import (
     GRACE_SECONDS,
@@ -138,7 +129,7 @@ class Admission:
         self._room_schedule = RetryAfterScheduler(chance)
         self._load_shedder = LoadShedder(producer, accounts, clock())
         self.state: AdmissionState = "open"
-        producer.on_progress(self._progressed)
+        producer.internal.on_progress(self._progressed)
 
     def __call__(self, fact: Fact) -> None:
         """Remember the state of circuit breakers; a hook of the producer."""
@@ -182,7 +173,7 @@ class Admission:
         aggregate = aggregate and tenant.aggregation
 
         def put() -> Deliveries:
-            return self._producer.put_together_nowait(
+            return self._producer.internal.put_together_nowait(
                 stream, records, flow=account.flow, tier=tier, aggregate=aggregate, keep=keep, durable=durable
             )
 
@@ -199,7 +190,7 @@ class Admission:
         """
 
         def put() -> None:
-            self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+            self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
 
         self._admitted(put, account, stream, pairs, _bytes_of_pairs)
 
@@ -215,7 +206,7 @@ class Admission:
         if not self._load_shedder.has_enough(len(pairs), size_bytes):
             return False
         try:
-            self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+            self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
         except (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord):
             return False
         account.count_accepted(len(pairs), now)
@@ -244,7 +235,7 @@ class Admission:
         tenant = account.tenant
         aggregate = aggregate and tenant.aggregation
         begin = partial(
-            self._producer.begin_group,
+            self._producer.internal.begin_group,
             stream,
             records,
             flow=account.flow,

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from kpl_core import GroupPut
+from kpl_core.producer.internal import GroupPut
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import SenderRoom
 from kpl_integrations.ingest.decoding import DecodeRefusal, declares_more, inflate

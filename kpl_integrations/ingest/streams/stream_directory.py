@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import anyio
 
-from kpl_core import KinesisTransport, RequestFailure
+from kpl_core.transport import KinesisTransport, RequestFailure
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.streams.call_budget import CallBudget, describe_calls, lookup_calls
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from kpl_core import RequestFailure
 from kpl_core.records.record_result import INTERNAL
+from kpl_core.transport import RequestFailure
 from kpl_integrations.ingest.streams.call_budget import CallBudget, describe_calls
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from kpl_integrations.kinesis_protocol.wire import Timestamp

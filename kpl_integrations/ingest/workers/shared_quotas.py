@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
-from kpl_core import CoordinationOptions, Fact
+from kpl_core import CoordinationOptions
 from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.stores import open_store, part_of_store
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_core.hooks import CoordinatorMet
+from kpl_core.hooks import CoordinatorMet, Fact
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount, TenantAccounts
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.tenants import TenantQuota

@@ -46,7 +46,7 @@ async def test_without_room_it_is_503_and_a_retry_after_the_given_time_succeeds(
     transport = FakeTransport(FakeKinesis({STREAM: 1}), latency_seconds=0.5)
     async with open_gateway(transport, DIRECTORY, max_outstanding_records=100) as gateway:
         # Other tenants' records fill the buffer.
-        held = gateway.producer.put_together_nowait(
+        held = gateway.producer.internal.put_together_nowait(
             STREAM, [UserRecord(f"k{n}", b"x") for n in range(90)], flow="others"
         )
         answer = await export(gateway, content_type)

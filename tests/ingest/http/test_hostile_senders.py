@@ -18,7 +18,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from kpl_core import RequestFailure
+from kpl_core.transport import RequestFailure
 from kpl_integrations.ingest.admission.senders import REFUSED_BYTES_PER_SECOND
 from kpl_integrations.ingest.http import bodies
 from kpl_integrations.ingest.tenants import AccessKey, CallableTenants, OpenTenants, Tenant, TenantDirectory

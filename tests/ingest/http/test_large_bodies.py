@@ -128,7 +128,7 @@ async def test_a_gateway_that_closes_puts_the_rest_of_a_group():
     async with open_gateway() as gateway:
         await Client(gateway).post({"data": "x"})
         pairs = [(f"k{number}", b"x") for number in range(COUNT)]
-        group = gateway.producer.begin_group(STREAM, pairs, flow="local")
+        group = gateway.producer.internal.begin_group(STREAM, pairs, flow="local")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(gateway.opened.large_bodies.put, group)
             while gateway.producer.report().accepted == 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kpl_core import RequestFailure
+from kpl_core.transport import RequestFailure
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
 from tests.ingest.scene import JSON, STREAM, Client, gateway_of, kinesis, open_gateway

@@ -9,9 +9,9 @@ import anyio
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core import RequestFailure
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
+from kpl_core.transport import RequestFailure
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.streams.stream_directory import (
     ABSENT_SECONDS,

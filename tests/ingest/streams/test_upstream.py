@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kpl_core import RequestFailure
+from kpl_core.transport import RequestFailure
 from kpl_integrations.ingest.streams.upstream import Upstream
 from kpl_integrations.kinesis_protocol.cbor_wire import CborWire
 from kpl_integrations.kinesis_protocol.requests import RequestRefused

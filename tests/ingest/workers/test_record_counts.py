@@ -58,7 +58,7 @@ async def put_all(each: Producer, found: RecordCounts, puts: list[tuple[int, boo
     deliveries: list[Delivery] = []
     for number, (count, keep, aggregate, pause_ms) in enumerate(puts):
         records = [UserRecord(f"k{number}-{record}", b"x") for record in range(count)]
-        deliveries += each.put_together_nowait(STREAM, records, flow="f", aggregate=aggregate, keep=keep)
+        deliveries += each.internal.put_together_nowait(STREAM, records, flow="f", aggregate=aggregate, keep=keep)
         found.acknowledge(count)
         await anyio.sleep(pause_ms / 1_000)
         assert 0 <= found.now().open <= found.now().acknowledged
