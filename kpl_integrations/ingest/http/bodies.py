@@ -43,6 +43,8 @@ def require_length(content_length: bytes | None, most_bytes: int, *, expect: byt
     """
     if content_length is None:
         return
+    # A field's value has no blanks around it; servers differ in whether they cut them off (RFC 9110, 5.5).
+    content_length = content_length.strip(b" \t")
     if not content_length.isdigit() or len(content_length) > _LARGEST_DIGITS:
         detail = "Content-Length is not a number of bytes"
         raise Refused(Refusal.BAD_PARAMETER, detail)

@@ -36,6 +36,14 @@ def two_tenants() -> CallableTenants:
     return CallableTenants(lambda shown: both.get(shown or ""), tenants=both.values())
 
 
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("length", ["32 ", " 32", "32\t ", "  32  "])
+async def test_blanks_around_the_length_of_a_body_are_no_part_of_it(length, is_fast):
+    async with served(gateway_of(kinesis(), fast_path=is_fast)) as server:
+        answers = await spoken(server, head(f"content-length:{length}") + ONE + LAST)
+        assert answers.count(b"HTTP/1.1 202") == 1
+
+
 @pytest.mark.parametrize(
     "trailer", ["authorization: Bearer b", "x-ack: delivered", "content-type: text/plain", "expect: 100-continue"]
 )
