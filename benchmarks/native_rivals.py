@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.peers import ENVIRONMENTS
 from benchmarks.reason import reason_in
 
-__all__ = ["GO", "KPL", "RIVALS", "Rival", "build_all"]
+__all__ = ["EXPERT", "GO", "KPL", "RIVALS", "Rival", "build_all"]
 
 _SOURCES = Path(__file__).parent / "native"
 _STAMP = "built-from"
@@ -60,10 +60,20 @@ GO = Rival(
     environment="go-producer",
     sources="go_producer",
     tools=("go",),
-    build=("go", "build", "-buildvcs=false", "-o", "producer", "."),
+    build=("go", "build", "-buildvcs=false", "-o", "producer", "./bare"),
     run=("./producer",),
     options={"warm_up_rounds": 10},
     note="aggregates per shard, a callback a record; no retry, limit, deadline or wrong-shard check",
+)
+EXPERT = Rival(
+    "expert Go producer",
+    environment="go-expert",
+    sources="go_producer",
+    tools=("go",),
+    build=("go", "build", "-buildvcs=false", "-o", "producer", "./expert"),
+    run=("./producer",),
+    options={"warm_up_rounds": 10},
+    note="standard library, own request, signature and connection, a result a record; no retry, limit, deadline",
 )
 KPL = Rival(
     "Amazon KPL (Java)",
@@ -76,7 +86,7 @@ KPL = Rival(
     options={"warm_up_rounds": 100},  # the JVM needs about 200,000 records
     note="CPU and memory of the JVM and its child together; RateLimit raised, 100 ms buffered, 40,000 outstanding",
 )
-RIVALS = {rival.environment: rival for rival in (GO, KPL)}
+RIVALS = {rival.environment: rival for rival in (GO, EXPERT, KPL)}
 
 
 def build_all(environments: Iterable[str]) -> dict[str, str]:

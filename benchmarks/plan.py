@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.compiled import COMPILED, DIRECTORY
-from benchmarks.native_rivals import GO, KPL, Rival
+from benchmarks.native_rivals import EXPERT, GO, KPL, Rival
 from benchmarks.peers import PEERS, Peer, python_of
 from benchmarks.sink_process import REPOSITORY
 from benchmarks.workload import Keys, Workload
@@ -75,7 +75,7 @@ def short_plan() -> list[Row]:
     for workload in (_work(100, scale=2), _work(1024, scale=2)):
         rows += _over_tls(workload)
     unique = _work(100, "unique", scale=2)
-    rows += [_compiled_over_tls(unique, "put_many"), _of_rival(GO, unique)]
+    rows += [_compiled_over_tls(unique, "put_many"), _of_rival(GO, unique), _of_rival(EXPERT, unique)]
     rows += [
         _ours(_work(100, keys="unique")),
         _ours(_work(100, shard_count=64)),
@@ -168,7 +168,7 @@ def _over_tls(workload: Workload) -> list[Row]:
     compiled = [_compiled_over_tls(workload, api) for api in ("put_many", "put_nowait", "put")]
     cbor = _compiled_over_tls(workload, "put_many", "CBOR wire path", config={"wire_path": "cbor"})
     boto3 = replace(_of_peer(raw_boto3, workload, scale=2), kind="over_tls")
-    return [*interpreted, *compiled, cbor, _of_rival(GO, workload), _of_rival(KPL, workload), boto3]
+    return [*interpreted, *compiled, cbor, *(_of_rival(rival, workload) for rival in (GO, EXPERT, KPL)), boto3]
 
 
 def _compiled_over_tls(workload: Workload, api: str, setting: str = "", **options: Any) -> Row:  # noqa: ANN401

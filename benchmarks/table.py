@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.figures import figure_of, ratio_of
-from benchmarks.native_rivals import GO, KPL
+from benchmarks.native_rivals import EXPERT, GO, KPL
 from benchmarks.plan import OURS, Kind, Row
 from benchmarks.rounds import Results
 from benchmarks.workload import Workload
@@ -114,9 +114,9 @@ def _peers_table(results: Results, rows: list[Row]) -> Table:
 
 def _tls_table(results: Results, rows: list[Row]) -> Table:
     most = max((row.workload for row in rows), key=lambda workload: workload.record_count)
-    others = {rival.name: next((row for row in rows if row.subject == rival.name), None) for rival in (KPL, GO)}
+    others = {rival.name: next((row for row in rows if row.subject == rival.name), None) for rival in (KPL, GO, EXPERT)}
     table = Table(
-        f"Over TLS, beside {'the KPL' if others[KPL.name] else 'the Go producer'}: {most.title()}",
+        f"Over TLS, beside {'the KPL' if others[KPL.name] else 'Go producers'}: {most.title()}",
         (
             "producer",
             "records per CPU-second",

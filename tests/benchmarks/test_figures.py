@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 from benchmarks.figures import figure_of, ratio_of
 from benchmarks.ledger import Verdict
-from benchmarks.native_rivals import GO, KPL
+from benchmarks.native_rivals import EXPERT, GO, KPL
 from benchmarks.plan import Row, full_plan, short_plan
 from benchmarks.plot import draw
 from benchmarks.rounds import Answer, Results
@@ -62,18 +62,19 @@ def test_the_faults_found_by_the_sink_are_in_the_table() -> None:
 
 def test_the_table_over_tls_compares_with_the_kpl_and_go_and_has_one_note_a_producer() -> None:
     ways = [Row("over_tls", "kpl_core", WORK, "program", setting=setting, note="ours") for setting in ("put", "slow")]
-    kpl, go = (Row("over_tls", rival.name, WORK, "program", note=rival.name) for rival in (KPL, GO))
-    seconds = {ways[0].key: 1.0, ways[1].key: 2.0, kpl.key: 8.0, go.key: 0.5}
-    rows = [*ways, kpl, go]
+    kpl, go, expert = (Row("over_tls", rival.name, WORK, "program", note=rival.name) for rival in (KPL, GO, EXPERT))
+    seconds = {ways[0].key: 1.0, ways[1].key: 2.0, kpl.key: 8.0, go.key: 0.5, expert.key: 0.25}
+    rows = [*ways, kpl, go, expert]
     (table,) = tables_of(Results(rows, {key: [answer(cpu_seconds)] for key, cpu_seconds in seconds.items()}))
-    assert [row[0] for row in table.rows] == ["kpl_core, put", "kpl_core, slow", KPL.name, GO.name]
-    assert [[cell.partition(" ")[0] for cell in row[2:4]] for row in table.rows] == [
-        ["8.00", "0.50"],
-        ["4.00", "0.25"],
-        ["-", "0.06"],
-        ["16.00", "-"],
+    assert [row[0] for row in table.rows] == ["kpl_core, put", "kpl_core, slow", KPL.name, GO.name, EXPERT.name]
+    assert [[cell.partition(" ")[0] for cell in row[2:5]] for row in table.rows] == [
+        ["8.00", "0.50", "0.25"],
+        ["4.00", "0.25", "0.12"],
+        ["-", "0.06", "0.03"],
+        ["16.00", "-", "0.50"],
+        ["32.00", "2.00", "-"],
     ]
-    assert len(table.remarks) == 4
+    assert len(table.remarks) == 5
 
 
 def test_the_columns_of_the_text_table_are_aligned() -> None:

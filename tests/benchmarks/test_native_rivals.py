@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import native_rivals
-from benchmarks.native_rivals import GO, KPL, RIVALS, Rival, build_all
+from benchmarks.native_rivals import EXPERT, GO, KPL, RIVALS, Rival, build_all
 from benchmarks.peer_programs import native_rival
 from benchmarks.plan import Row, full_plan, short_plan
 from benchmarks.rounds import run_rounds
@@ -91,7 +91,7 @@ def test_other_environments_are_not_built(rival: Rival) -> None:
     assert not rival.directory.exists()
 
 
-@pytest.mark.parametrize(("rival", "reason"), [(GO, "no go here"), (KPL, "no java here")])
+@pytest.mark.parametrize(("rival", "reason"), [(GO, "no go here"), (EXPERT, "no go here"), (KPL, "no java here")])
 def test_without_its_tools_a_rival_is_not_run(rival: Rival, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     not_installed = build_all([rival.environment])
@@ -135,13 +135,14 @@ def test_a_rival_that_fails_ends_the_trial_with_its_exit_code(
 
 
 @pytest.mark.parametrize("plan", [short_plan, full_plan])
-def test_a_plan_has_both_rivals_and_ours_over_tls_in_both_sizes(plan: Callable[[], list[Row]]) -> None:
+def test_a_plan_has_all_rivals_and_ours_over_tls_in_both_sizes(plan: Callable[[], list[Row]]) -> None:
     rows = [row for row in plan() if row.is_over_tls and row.workload.keys == "10k"]
     assert {row.workload.data_bytes for row in rows} == {100, 1024}
     for size in (100, 1024):
         assert [row.subject for row in rows if row.workload.data_bytes == size] == [
             *["kpl_core"] * 6,
             GO.name,
+            EXPERT.name,
             KPL.name,
             "raw boto3",
         ]
