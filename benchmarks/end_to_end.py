@@ -40,11 +40,7 @@ async def put_many(producer: Producer, records: Records) -> int:
         for start in range(0, len(records), _RECORDS_PER_PUT_MANY)
     ]
     await producer.flush()
-    successful = 0
-    for deliveries in calls:
-        for result in await deliveries.results():
-            successful += result.successful
-    return successful
+    return sum([len(deliveries) - len(await deliveries.failures()) for deliveries in calls])
 
 
 async def put(producer: Producer, records: Records) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import anyio
 import pytest
+from hypothesis import given, strategies as st
 
 from kpl_core import Deliveries, Delivery, UserRecord
 from kpl_core.records.outcome import Outcome
@@ -40,6 +41,7 @@ async def test_a_slice_of_it_has_results_too():
         results = await deliveries.results()
     assert await deliveries[2:9:3].results() == results[2:9:3]
     assert await deliveries[10:].results() == []
+    assert await deliveries[10:].all_successful()
 
 
 async def test_results_wait_for_the_last_record():
@@ -50,6 +52,35 @@ async def test_results_wait_for_the_last_record():
             await deliveries.results()
         assert scope.cancelled_caught
         assert all(result.successful for result in await deliveries.results())
+
+
+async def test_failures_wait_for_the_last_record():
+    async with producer(unmetered(2, latency_seconds=0.5)) as orders:
+        deliveries = await orders.put_many(STREAM, [(f"key {number}", b"x") for number in range(1_000)])
+        with anyio.move_on_after(0.3) as scope:
+            await deliveries.failures()
+        assert scope.cancelled_caught
+        assert await deliveries.failures() == {}
+        assert await deliveries.all_successful()
+
+
+@given(st.lists(st.sampled_from(["stored", "failed", "moved and stored", "moved and failed"])))
+async def test_failures_are_the_results_that_are_not_successful(fates):
+    outcomes = {fate: Outcome() for fate in ("stored", "failed")}
+    first = Outcome()
+    deliveries = Deliveries(len(fates))
+    for position, fate in enumerate(fates):
+        how = fate.removeprefix("moved and ")
+        deliveries.set(position, Delivery(outcomes[how] if how == fate else first, position))
+        if how != fate:
+            first.move(position, outcomes[how], position)
+    outcomes["stored"].settle(shard_id="shard-0", sequence_number="1")
+    outcomes["failed"].settle()
+    results = await deliveries.results()
+    failures = {position: result for position, result in enumerate(results) if not result.successful}
+    assert sorted(failures) == [position for position, fate in enumerate(fates) if fate.endswith("failed")]
+    assert await deliveries.failures() == failures
+    assert await deliveries.all_successful() == (not failures)
 
 
 async def test_results_of_records_that_moved_and_failed_apart_are_their_own():
