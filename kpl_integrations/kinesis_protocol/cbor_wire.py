@@ -8,6 +8,7 @@ tags of CBOR have decoders that compile regular expressions, parse mail or share
 """
 
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from itertools import repeat
 from typing import Final, TypeVar
 
@@ -112,15 +113,20 @@ class CborWire:
         """Return the request in `body`."""
         _require_bounded(body)
         try:
-            members = cbor2.loads(
-                body,
+            decoder = cbor2.CBORDecoder(
+                BytesIO(body),
                 semantic_decoders={_EPOCH_TAG: _seconds},
                 max_depth=_MAX_DEPTH,
                 strict_hashable_types=True,
             )
-            return msgspec.convert(members, request_type, builtin_types=(bytes,))
+            request = msgspec.convert(decoder.decode(), request_type, builtin_types=(bytes,))
         except (cbor2.CBORDecodeError, msgspec.ValidationError) as error:
             raise RequestRefused(SERIALIZATION, str(error)) from None
+        try:
+            decoder.read(1)
+        except cbor2.CBORDecodeEOF:
+            return request
+        raise RequestRefused(SERIALIZATION, "Bytes follow the item that is the request; send one item.")
 
     def encode(self, answer: Mapping[str, object]) -> bytes:
         """Return the body of an answer."""

@@ -37,6 +37,7 @@ from kpl_integrations.ingest.decoding.decoded import (
 )
 from kpl_integrations.ingest.decoding.json_text import (
     ABSENT,
+    BLANKS,
     MALFORMED,
     STRING,
     SkippedObject,
@@ -144,6 +145,7 @@ class _CountedEnvelope(msgspec.Struct):
 
 
 _RECORD: Final = msgspec.json.Decoder(WireRecord)
+_LINES: Final = msgspec.json.Decoder(list[WireRecord])
 _BODY: Final = msgspec.json.Decoder(_Body)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 _COUNTED_ENVELOPE: Final = msgspec.json.Decoder(_CountedEnvelope)
@@ -167,13 +169,23 @@ def pairs_of_json(body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None)
 
 def pairs_of_ndjson(body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None) -> Pairs | None:
     """Return keys and data of NDJSON, or None if a record needs `ndjson_body`."""
+    lines = _array_of_lines(body)
     for form in _FORMS:
         try:
-            records = form.alone.decode_lines(body)
+            records = form.in_array.decode(lines)
         except MALFORMED:
             continue
         return form.pairs(records, body, limits, keys)
     return None
+
+
+def _array_of_lines(body: bytes) -> bytes:
+    """Return a JSON array of the lines, which is valid if each has one record.
+
+    A comma stands before each line break. Where the line break is inside a record, no comma is valid. JSON has no line
+    break in a string. The decoder's own `decode_lines` takes any blanks between records.
+    """
+    return b"[%b]" % body.strip(BLANKS).replace(b"\n", b",\n")
 
 
 def _text_pairs(records: list[TextRecord], *_: object) -> Pairs:
@@ -264,6 +276,7 @@ class _Form:
     def __init__(self, record_type: Any, pairs: Callable[..., Pairs | None]) -> None:  # noqa: ANN401 - a struct
         envelope = msgspec.defstruct("Envelope", [("records", list[record_type])], forbid_unknown_fields=True)
         self.alone: msgspec.json.Decoder[Any] = msgspec.json.Decoder(record_type)
+        self.in_array: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[record_type])
         self.in_envelope: msgspec.json.Decoder[Any] = msgspec.json.Decoder(envelope)
         self.pairs = pairs
 
@@ -304,14 +317,12 @@ def json_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded
 def ndjson_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
     """Decode NDJSON. An invalid line is a problem of that line only.
 
-    If all lines are valid, two records without a line break between them pass too.
-
     Raises:
         DecodeRefusal: the body is not UTF-8, or has no records or too many.
     """
     require_text(body)
     try:
-        lines = _RECORD.decode_lines(body)
+        lines = _LINES.decode(_array_of_lines(body))
     except MALFORMED:
         return _each_line(body, limits, keys)
     require_count(len(lines), limits)
@@ -379,7 +390,7 @@ def _each_of_envelope(
     except MALFORMED:
         if field.startswith("records"):
             raise DecodeRefusal(400, "malformed", detail, field=field) from None
-        if body.lstrip()[:1] != b"{":
+        if body.lstrip(BLANKS)[:1] != b"{":
             detail = 'the body is not an object; send one record, or {"records": [...]}'
             raise DecodeRefusal(400, "malformed", detail, field="$") from None
         return Decoded([], [RecordProblem(0, field, detail)])

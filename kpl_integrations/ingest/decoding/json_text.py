@@ -13,6 +13,8 @@ import msgspec
 
 from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 
+# The blanks of JSON. `bytes.strip` and `\s` of `re` would take VT and FF too.
+BLANKS: Final = b" \t\r\n"
 STRING: Final = msgspec.json.Decoder(str)
 # The exceptions of the decoder for text that is not JSON or has the wrong shape.
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -56,6 +58,11 @@ def printable(text: str) -> str:
 
 # An absent member that would be raw JSON. One object serves all.
 ABSENT: Final = msgspec.Raw()
+
+
+def json_pattern(pattern: bytes) -> "re.Pattern[bytes]":
+    """Return a compiled pattern of JSON text. A space in it stands for any blanks, the four of RFC 8259, section 2."""
+    return re.compile(pattern.replace(b" ", b"[%b]*" % BLANKS))
 
 
 class SkippedObject(msgspec.Struct, gc=False):

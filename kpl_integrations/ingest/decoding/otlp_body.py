@@ -6,7 +6,6 @@ part is again an export request that any OTLP decoder reads. (opentelemetry-prot
 specification 1.x, "OTLP/HTTP".)
 """
 
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -21,6 +20,7 @@ from kpl_integrations.ingest.decoding.json_text import (
     MALFORMED,
     SkippedObject,
     has_many_elements,
+    json_pattern,
     malformed,
     mismatch,
     printable,
@@ -177,7 +177,7 @@ def _json_parts(signal: str, pieces: Iterator[bytes], limits: DecodeLimits) -> G
     parts: list[bytes] = []
     # The request is an object with an array.
     runs = ArrayRuns(limits.max_uncut_bytes, limits.max_depth - 2, too_deep("the JSON", limits.max_depth))
-    for run in elements_in_steps(head, pieces, runs, _TAIL):
+    for run in elements_in_steps(head, pieces, runs, tail=None, most_tail_bytes=limits.max_uncut_bytes):
         if run:
             require_text(run)
             try:
@@ -187,7 +187,29 @@ def _json_parts(signal: str, pieces: Iterator[bytes], limits: DecodeLimits) -> G
             _require_count(len(parts) + len(texts), limits)
             parts += _objects(name, texts, len(parts))
         yield
+    yield from _require_other_members(signal, runs.tail, limits)
     return parts
+
+
+def _require_other_members(signal: str, tail: bytes, limits: DecodeLimits) -> Generator[None, None, None]:
+    """Check what follows the array: any members, as in a small body, but not a second array, whose data would be lost.
+
+    Raises:
+        DecodeRefusal: it is not the rest of a JSON object, is nested too deep, or has the array again.
+    """
+    if _TAIL.fullmatch(tail):
+        return
+    rest = b'{"":0' + tail
+    require_text(rest)
+    yield
+    try:
+        again = getattr(_REQUESTS[signal].decode(rest), RESOURCES[signal])
+    except MALFORMED as error:
+        raise malformed(error) from None
+    if again:
+        detail = f"{RESOURCES[signal]} is there twice; send one array"
+        raise DecodeRefusal(400, "malformed", detail, field=RESOURCES[signal])
+    yield from require_depth(limits.max_depth, rest, too_deep("the JSON", limits.max_depth))
 
 
 def _objects(name: str, texts: Sequence[msgspec.Raw], count: int) -> list[bytes]:
@@ -226,15 +248,15 @@ def _whole_json_parts(signal: str, body: bytes, limits: DecodeLimits) -> Generat
     return parts
 
 
-_HEADS: Final = {signal: re.compile(rb'\s*\{\s*"%b"\s*:\s*\[' % name.encode()) for signal, name in RESOURCES.items()}
-_TAIL: Final = re.compile(rb"\s*\}\s*")
+_HEADS: Final = {signal: json_pattern(rb' \{ "%b" : \[' % name.encode()) for signal, name in RESOURCES.items()}
+_TAIL: Final = json_pattern(rb" \} ")
 # Members of other names are skipped.
 _REQUESTS: Final = {
     signal: msgspec.json.Decoder(msgspec.defstruct("Request", [(name, msgspec.Raw, ABSENT)]))
     for signal, name in RESOURCES.items()
 }
 _COUNTED: Final = msgspec.json.Decoder(list[SkippedObject])
-_NO_MEMBERS: Final = re.compile(rb"\s*\{\s*\}\s*")
+_NO_MEMBERS: Final = json_pattern(rb" \{ \} ")
 _MOST_NAMED: Final = 1_000
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])

@@ -1,6 +1,5 @@
 """Decode a large PutRecords request in JSON in steps."""
 
-import re
 from collections.abc import Generator, Iterator
 from typing import Final
 
@@ -8,7 +7,7 @@ import msgspec
 
 from kpl_core.options.kinesis_limits import RECORDS_PER_REQUEST
 from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
-from kpl_integrations.ingest.decoding.json_text import MALFORMED, too_deep
+from kpl_integrations.ingest.decoding.json_text import MALFORMED, json_pattern, too_deep
 from kpl_integrations.ingest.decoding.steps import STEP_BYTES, ArrayRuns, elements_in_steps
 from kpl_integrations.kinesis_protocol.requests import (
     SERIALIZATION,
@@ -18,9 +17,9 @@ from kpl_integrations.kinesis_protocol.requests import (
     check_constraints,
 )
 
-_MEMBER: Final = rb'"(?:StreamName|StreamARN)"\s*:\s*"[^"\\]*"\s*'
-_HEAD: Final = re.compile(rb'\s*\{(?:\s*%b,)*\s*"Records"\s*:\s*\[' % _MEMBER)
-_TAIL: Final = re.compile(rb"\s*(?:,\s*%b)*\}\s*" % _MEMBER)
+_MEMBER: Final = rb'"(?:StreamName|StreamARN)" : "[^"\\]*" '
+_HEAD: Final = json_pattern(rb' \{(?: %b,)* "Records" : \[' % _MEMBER)
+_TAIL: Final = json_pattern(rb" (?:, %b)*\} " % _MEMBER)
 _HEAD_BYTES: Final = 8_192
 # An entry is not nested. Unknown members may be.
 _MAX_DEPTH: Final = 64

@@ -31,7 +31,7 @@ from kpl_integrations.ingest.decoding.json_records import (
     record_in_steps,
     require_count,
 )
-from kpl_integrations.ingest.decoding.json_text import printable, require_depth, too_deep
+from kpl_integrations.ingest.decoding.json_text import BLANKS, json_pattern, printable, require_depth, too_deep
 from kpl_integrations.ingest.decoding.request_body import decode, decode_plain, media_type_of
 
 # A step handles at most so many bytes and, about, so many records.
@@ -56,10 +56,10 @@ TOKEN: Final = re.compile(
 _STRING_END: Final = re.compile(rb'(?:[^"\\]++|\\.)*+"', re.DOTALL)
 # The change of the depth by a bracket.
 _SIGNS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_RECORDS_HEAD: Final = re.compile(rb'\s*\{\s*"records"\s*:\s*\[')
-_RECORDS_TAIL: Final = re.compile(rb"\s*\}\s*")
-_BATCH_HEAD: Final = re.compile(rb"\s*\[")
-_BATCH_TAIL: Final = re.compile(rb"\s*")
+_RECORDS_HEAD: Final = json_pattern(rb' \{ "records" : \[')
+_RECORDS_TAIL: Final = json_pattern(rb" \} ")
+_BATCH_HEAD: Final = json_pattern(rb" \[")
+_BATCH_TAIL: Final = json_pattern(rb" ")
 _LINE_BREAK: Final = b"\n"
 
 
@@ -159,36 +159,41 @@ def _end_of_whole_characters(text: bytes, at: int) -> int:
 
 
 def elements_in_steps(
-    head: "re.Match[bytes]", pieces: Iterable[bytes], runs: ArrayRuns, tail: "re.Pattern[bytes]"
+    head: "re.Match[bytes]",
+    pieces: Iterable[bytes],
+    runs: ArrayRuns,
+    tail: "re.Pattern[bytes] | None",
+    most_tail_bytes: int = _MOST_TAIL_BYTES,
 ) -> Iterator[bytes]:
     """Return JSON arrays of successive elements of the array that begins after `head`, a match in the first piece.
 
-    An empty text is a step in which no element ended.
+    An empty text is a step in which no element ended. With `tail=None` the caller checks what follows the array.
 
     Raises:
-        DecodeRefusal: an element is too large, the array does not end, or what follows it does not match `tail`.
+        DecodeRefusal: an element is too large, the array does not end, or what follows it does not match `tail` or is
+            larger than `most_tail_bytes`.
     """
     first = head.string[head.end() :]
     is_first = True
     for piece in _chain(first, pieces):
         for run_text in runs.feed(piece):
-            text = run_text.lstrip(b" \t\r\n")
+            text = run_text.lstrip(BLANKS)
             if not is_first and text:
                 if text[:1] != b",":
                     detail = "this is not JSON: two elements of the array have no comma between them"
                     raise DecodeRefusal(400, "malformed", detail, field="$")
                 text = text[1:]
-                if not text.strip(b" \t\r\n"):
+                if not text.strip(BLANKS):
                     detail = "this is not JSON: no element follows the last comma of the array"
                     raise DecodeRefusal(400, "malformed", detail, field="$")
             is_first = is_first and not text
             yield b"[" + text + b"]" if text else b""
-        if len(runs.tail) > _MOST_TAIL_BYTES:
-            detail = f"after the array come more than {_MOST_TAIL_BYTES:,} bytes; send nothing after a large array"
+        if len(runs.tail) > most_tail_bytes:
+            detail = f"after the array come more than {most_tail_bytes:,} bytes; send nothing after a large array"
             raise DecodeRefusal(400, "malformed", detail, field="$")
     if not runs.is_closed:
         raise DecodeRefusal(400, "truncated", "the JSON ends too early; send all of it", field="$")
-    if tail.fullmatch(runs.tail) is None:
+    if tail is not None and tail.fullmatch(runs.tail) is None:
         shown = printable(runs.tail[:100].decode("utf-8", "replace"))
         detail = f"after the array comes {shown!r}; send a large body with the array as its last member"
         raise DecodeRefusal(400, "malformed", detail, field="$")
@@ -357,7 +362,7 @@ def _of_any_depth(limits: DecodeLimits) -> DecodeLimits:
 
 def _is_one_record(run: bytes, form: _Form) -> bool:
     """Return True for a long run that is one record. In an array, numbers, words and strings may come before it."""
-    return run[1:].lstrip(b" \t\r\n")[:1] in (b"{", b"[") if form.is_array else not run.isspace()
+    return run[1:].lstrip(BLANKS)[:1] in (b"{", b"[") if form.is_array else run.strip(BLANKS) != b""
 
 
 def _joined(
@@ -368,7 +373,7 @@ def _joined(
     count = 0
     for run in runs:
         is_long = len(run) > _LONG_BYTES and _is_one_record(run, form)
-        text = form.before + run + form.after if not is_long and run.strip() else b""
+        text = form.before + run + form.after if not is_long and run.strip(BLANKS) else b""
         pairs = None
         if text and decoded.pairs is not None:
             pairs = decode_plain(form.plain_type, text, limits, keys)
@@ -381,7 +386,7 @@ def _joined(
                     most = limits.max_depth
                     yield from require_depth(most + 1, run, too_deep("data", most))
                 if is_long:
-                    one = run[1:-1].strip(b" \t\r\n") if form.is_array else run
+                    one = run[1:-1].strip(BLANKS) if form.is_array else run
                     made = yield from form.alone(one, _of_any_depth(limits), keys)
                 else:
                     made = form.decoder(text, limits, keys)
