@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     """When the acknowledgement of a record came, in milliseconds, and over which connection."""
 
     at_ms: float
-    connection: int
+    connection: Any
 
 
 @dataclass
@@ -52,18 +52,17 @@ class Clients:
     # Records of requests that got no answer.
     unanswered: int = 0
     refused: int = 0
-    # The connections that were reset. Only those to a killed worker are.
-    reset: set[int] = field(default_factory=set)
+    # The connections that ended while the clients ran. Only those to a killed worker do.
+    ended: set[Any] = field(default_factory=set)
     # The longest that this process, which is Kinesis too, waited for a processor or for another of its threads.
     late_seconds: float = 0.0
     _number: int = 0
-    _connections: int = 0
 
     @asynccontextmanager
     async def running(self, count: int = 6) -> AsyncIterator[None]:
         """Load the gateway during the block."""
         stopping = asyncio.Event()
-        self.reset.clear()
+        self.ended.clear()
         self.late_seconds = 0.0
         tasks = [asyncio.create_task(self._run(stopping)) for _ in range(count)]
         tasks.append(asyncio.create_task(self._tick(stopping)))
@@ -81,18 +80,24 @@ class Clients:
 
     def of_victim(self) -> dict[str, Answer]:
         """Return the acknowledged records of the worker that was killed in the last block."""
-        return {data: each for data, each in self.acknowledged.items() if each.connection in self.reset}
+        return {data: each for data, each in self.acknowledged.items() if each.connection in self.ended}
 
     async def _run(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             # A client for each connection: it does not send a request again by itself.
-            self._connections += 1
-            connection = self._connections
             async with httpx.AsyncClient(timeout=30) as client:
-                while not stopping.is_set() and await self._post(client, connection):
-                    pass
+                last = await self._post(client)
+                while last is not None and not stopping.is_set():
+                    connection = await self._post(client)
+                    # If the connection ends between two requests, the client opens another one without a word.
+                    if connection is not last:
+                        self.ended.add(last)
+                    last = connection
+                if last is not None and last.get_extra_info("is_readable"):
+                    self.ended.add(last)
 
-    async def _post(self, client: httpx.AsyncClient, connection: int) -> bool:
+    async def _post(self, client: httpx.AsyncClient) -> Any:
+        """Return the connection that the answer came from, or None without an answer."""
         first, self._number = self._number, self._number + 20
         data = [str(each) for each in range(first, first + 20)]
         body = {"records": [{"partition_key": f"key-{int(each) % 50}", "data": each} for each in data]}
@@ -100,15 +105,15 @@ class Clients:
             answer = await client.post(f"{self.url}{PATH}?ack={self.ack}", json=body)
         except httpx.TransportError:
             self.unanswered += len(data)
-            self.reset.add(connection)
-            return False
+            return None
+        connection = answer.extensions["network_stream"]
         if answer.status_code in {200, 202}:
             self.acknowledged |= dict.fromkeys(data, Answer(time.time() * 1_000, connection))
         else:
             assert answer.status_code in {429, 503}, answer.text
             self.refused += 1
             await asyncio.sleep(0.05)
-        return True
+        return connection
 
 
 async def stats(url: str) -> Any:
