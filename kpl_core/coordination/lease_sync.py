@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kpl_core.coordination.bounded_calls import Call, one_after_another
-from kpl_core.coordination.lease_table import LIFETIME_INTERVALS, TableRules, next_summary
+from kpl_core.coordination.lease_table import LIFETIME_INTERVALS, TableRules, claim_seconds, next_summary
 from kpl_core.coordination.leaseholder import Leaseholder, PreparedReport
 from kpl_core.coordination.store import ABSENT, CoordinationStore
 from kpl_core.coordination.store_objects import (
@@ -70,7 +70,9 @@ class LeaseSync:
         self._holder = holder
         self._on_shares = on_shares
         self._worker_id = holder.rules.worker_id
-        rules = TableRules(interval_seconds=holder.rules.interval_seconds)
+        rules = TableRules(
+            interval_seconds=holder.rules.interval_seconds, store_timeout_seconds=holder.rules.store_timeout_seconds
+        )
         self.writer = SummaryWriter(store, rules, on_problem, worker_id=self._worker_id, run_all=run_all)
         self._may_compute = may_compute
         self._on_problem = on_problem
@@ -254,7 +256,8 @@ class SummaryWriter:
         """
         interval, store = self._rules.interval_seconds, self._store
         unclaimed = Summary(generation=0, computed_at=0.0, began_at=0.0) if head is None else head
-        body = encode(msgspec.structs.replace(unclaimed, claimed_until=at + interval))
+        claimed_until = at + claim_seconds(interval, self._rules.store_timeout_seconds)
+        body = encode(msgspec.structs.replace(unclaimed, claimed_until=claimed_until))
         released = encode(msgspec.structs.replace(unclaimed, claimed_until=0.0))
         self._claim = _Claim(body, released, None)
         claimed = await store.write(SUMMARY_NAME, body, expected=version)

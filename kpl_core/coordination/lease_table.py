@@ -91,6 +91,7 @@ class TableRules(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters. `max_workers` is the minimum to plan for; workers report their own. See `Summary.dedicated`."""
 
     interval_seconds: float
+    store_timeout_seconds: float = 0.0
     max_workers: int = 1
     dedicated: bool = False
 
@@ -276,13 +277,19 @@ def _serves(known: FleetMember, report: WorkerReport, plans: Mapping[str, Resour
     return (known.weight, known.tier) == (report.weight, report.tier)
 
 
-def is_claimed(head: Summary, interval_seconds: float, *, at: float) -> bool:
+def claim_seconds(interval_seconds: float, store_timeout_seconds: float) -> float:
+    """Return how long a process may compute and write a summary. Its claim lasts so long, at least for one call."""
+    return max(interval_seconds, store_timeout_seconds)
+
+
+def is_claimed(head: Summary, interval_seconds: float, store_timeout_seconds: float, *, at: float) -> bool:
     """Return True if another process is computing the next summary.
 
-    A claim lasts one interval. A claim that ends later than any lifetime was written before the store's clock was set
+    A claim that ends later than any lifetime and any claim of this fleet was written before the store's clock was set
     back, and does not count.
     """
-    return 0.0 < head.claimed_until - at <= LIFETIME_INTERVALS * interval_seconds
+    most = max(LIFETIME_INTERVALS * interval_seconds, claim_seconds(interval_seconds, store_timeout_seconds))
+    return 0.0 < head.claimed_until - at <= most
 
 
 def _add_claims(

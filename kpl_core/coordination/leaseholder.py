@@ -84,6 +84,7 @@ class HolderRules(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     interval_seconds: float
     max_workers: int
+    store_timeout_seconds: float = 0.0
     weight: float = 1.0
     tier: int = 1
     # What each worker uses of a rate that no service enforces while no store has answered; None for other rates.
@@ -416,7 +417,7 @@ class Leaseholder:
         if head is None:
             return True
         interval = self.rules.interval_seconds
-        if is_claimed(head, interval, at=at):
+        if is_claimed(head, interval, self.rules.store_timeout_seconds, at=at):
             return False
         age = at - head.computed_at
         if age >= 0.0 and head.computed_at == self._seen[0]:

@@ -22,7 +22,7 @@ import anyio
 from kpl_core.coordination.bounded_calls import BoundedStore, in_parallel
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, SummaryWriter
-from kpl_core.coordination.lease_table import TableRules, is_claimed
+from kpl_core.coordination.lease_table import TableRules, claim_seconds, is_claimed
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder, LeaseState
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.store_objects import OnProblem, Pair, Summary, UnreadableObject, decode
@@ -97,6 +97,7 @@ class CoordinationWorker:
                 worker_id=self.worker_id,
                 interval_seconds=options.interval_seconds,
                 max_workers=options.max_workers,
+                store_timeout_seconds=options.store_timeout_seconds,
                 weight=options.weight,
                 tier=rank_of(options.tier),
                 unenforced_part=None if options.usual_workers is None else 1.0 / options.usual_workers,
@@ -206,7 +207,7 @@ class CoordinationWorker:
 
     async def _sync(self) -> None:
         interval = self._options.interval_seconds
-        most_seconds = max(interval, self._options.store_timeout_seconds)
+        most_seconds = claim_seconds(interval, self._options.store_timeout_seconds)
         failure = sentence = ""
         self._object_problems.clear()
         self._planned_at = min(self._planned_at, self._clock())
@@ -254,8 +255,8 @@ class CoordinationWorker:
         elif self.state() in {"leased", "expired"}:
             self._planned_at = self._clock() - self.lease_age()
         without_plan = self._clock() - self._planned_at
-        most_seconds = max(PLAN_INTERVALS * self._options.interval_seconds, LEAST_PLAN_SECONDS)
-        if not self._object_problems and without_plan > most_seconds:
+        overdue_seconds = max(PLAN_INTERVALS * self._options.interval_seconds, LEAST_PLAN_SECONDS)
+        if not self._object_problems and without_plan > overdue_seconds:
             self._object_problems["plan"] = ""
             sentence = f"no new plan for {without_plan:.0f} s; check whether the store is too slow for the interval"
             self._warn("plan", sentence)
@@ -402,7 +403,7 @@ class Coordinator:
                 raise StoreFailed(message, reason="version") from error
             self._on_problem(error.reason, f"{SUMMARY_NAME}: {error}")
             head = None
-        if head is not None and is_claimed(head, self._rules.interval_seconds, at=reading.at):
+        if head is not None and is_claimed(head, self._rules.interval_seconds, 0.0, at=reading.at):
             return head.member_count, "overtaken"
         summary = await within_claim(
             self._writer,

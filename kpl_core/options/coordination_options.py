@@ -11,6 +11,7 @@ import msgspec
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.option import Option, check_options
+from kpl_core.options.validation import shown_url
 
 WorkerTier = Literal["critical", "normal", "bulk"]
 
@@ -32,14 +33,7 @@ STORE_MODULES: Final = {
     "unix": "stores.redis",
 }
 _NEED_HOST: Final = frozenset({"redis", "rediss"})
-_USER_AND_PASSWORD: Final = re.compile(r"//[^/?#]*@")
-_SECRET_PARAMETER: Final = re.compile(r"([?&](?:password|token|secret)=)[^&]*", re.IGNORECASE)
 _WORKER_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-
-
-def without_secrets(url: str) -> str:
-    """Return the URL of a store without user, password and tokens."""
-    return _SECRET_PARAMETER.sub(r"\1***", _USER_AND_PASSWORD.sub("//***@", url))
 
 
 def _require_store(name: str, url: str) -> None:
@@ -130,4 +124,4 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shown_store(self) -> str:
         """Return the store's URL without its secrets."""
-        return without_secrets(self.store)
+        return shown_url(self.store)

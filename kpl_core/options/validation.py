@@ -37,7 +37,12 @@ class Bound(NamedTuple):
 
 
 # "user:password@" of any URL in a text. An unescaped @ in a password belongs to the password.
-_USER: Final = re.compile(r"(?<=://)[^/?#\s\"']*@")
+# Up to the last "@", because a password that is not percent-encoded may contain one, or a "/".
+_USER_IN_TEXT: Final = re.compile(r"(?<=://)\S*@")
+_USER_OF_URL: Final = re.compile(r"(?<=://).*@", re.DOTALL)
+_SECRET_PARAMETER: Final = re.compile(
+    r"([?&][^=&\s]*(?:password|passwd|token|secret|signature|credential)[^=&\s]*=)[^&\s]*", re.IGNORECASE
+)
 # A query or a fragment of a URL.
 _QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
 _UNPRINTABLE: Final = re.compile(r"[^\x21-\x7e]")
@@ -186,8 +191,16 @@ def names_nearest(cls: type[C]) -> type[C]:
 
 
 def without_passwords(text: str) -> str:
-    """Return `text` with "***" in place of the user and password of every URL in it."""
-    return _USER.sub("***@", text)
+    """Return `text` with "***" in place of the user and password, and of secret parameters, of every URL in it.
+
+    A password with a space is found by `shown_url` only.
+    """
+    return _SECRET_PARAMETER.sub(r"\1***", _USER_IN_TEXT.sub("***@", text))
+
+
+def shown_url(url: str) -> str:
+    """Return one URL without its user, its password and secret parameters."""
+    return _SECRET_PARAMETER.sub(r"\1***", _USER_OF_URL.sub("***@", url))
 
 
 def require_endpoint_url(name: str, url: str) -> None:
@@ -199,7 +212,7 @@ def require_endpoint_url(name: str, url: str) -> None:
             a fragment, which no request would carry. The message shows none of these.
     """
     # A query may hold a token, so it is never shown.
-    shown = repr(_QUERY.sub("?***", without_passwords(url)))
+    shown = repr(_QUERY.sub("?***", shown_url(url)))
     parts = _http_parts(url)
     if parts is None:
         message = (

@@ -58,6 +58,11 @@ class _QuietServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self.listening.set()
 
+    def close_listeners(self) -> None:
+        """Accept no more connections. A loop that watches a closed socket gets what opens next under its number."""
+        for listener in getattr(self, "servers", ()):
+            listener.close()
+
     def serve_connection(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere, as one of the server's own sockets."""
         task = self._loop.create_task(self._serve_connection(connection))
@@ -196,9 +201,10 @@ class GatewayServer:
     async def _serving(self) -> AsyncIterator[None]:
         """Run the server during the block, and let it finish its answers afterwards."""
         with contextlib.ExitStack() as copies:
-            # libuv accepts one connection of a socket in each round of the loop. The server closes the copies, unless
-            # it is cancelled because the producer has failed.
+            # libuv accepts one connection of a socket in each round of the loop. The server closes its listeners and
+            # the copies, unless it is cancelled because the producer has failed.
             sockets = [self._socket, *(copies.enter_context(self._socket.dup()) for _ in range(_ACCEPTS - 1))]
+            copies.callback(self._server.close_listeners)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._server.serve, sockets)
                 await self._server.listening.wait()

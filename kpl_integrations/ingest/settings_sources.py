@@ -13,11 +13,10 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from kpl_core import Config, ConfigError, StreamConfig
-from kpl_core.options.coordination_options import without_secrets
 from kpl_core.options.environment import is_service_link, value_of
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.option import DescribedOption, Option, described
-from kpl_core.options.validation import did_you_mean, nearest
+from kpl_core.options.validation import did_you_mean, nearest, shown_url
 from kpl_integrations.ingest.settings import PRODUCER_DEFAULTS, SPOOL_DEFAULTS, IngestSettings
 from kpl_integrations.ingest.tenants.credentials import Secret
 from kpl_integrations.ingest.tenants.tenants_file import SecretReference, read_checked, require_not_writable_by_others
@@ -288,7 +287,7 @@ def _holds_secret(name: str, value: object, options: Mapping[str, DescribedOptio
     """Return True for a secret, except for the URL of a store that has no password."""
     if name not in options or not options[name].option.secret:
         return False
-    return name != "coordination" or not isinstance(value, str) or without_secrets(value) != value
+    return name != "coordination" or not isinstance(value, str) or shown_url(value) != value
 
 
 def _streams(path: Path, value: Any, lines: Mapping[tuple[str, ...], int]) -> dict[str, StreamConfig]:  # noqa: ANN401

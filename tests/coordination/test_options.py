@@ -4,6 +4,7 @@ from kpl_core import Config, ConfigError, CoordinationOptions
 from kpl_core.coordination.stores import part_of_store
 from kpl_core.options.coordination_options import WorkerTier
 from kpl_core.options.stage_rules import shard_rules
+from kpl_core.options.validation import without_passwords
 from kpl_core.records.user_record import Tier
 
 
@@ -27,11 +28,19 @@ def test_a_wrong_option_names_its_value_and_its_bound(options, message):
     assert message in str(error.value)
 
 
-def test_a_password_in_the_url_is_masked():
-    options = CoordinationOptions(store="redis://user:hunter2@host:6379/0?group=a&password=hunter2")
-    assert "hunter2" not in repr(options)
-    assert "hunter2" not in repr(Config(coordination=options))
-    assert options.shown_store == "redis://***@host:6379/0?group=a&password=***"
+@pytest.mark.parametrize("password", ["hunter2", "hun/ter2", "hun@ter2", "hun ter2", "hun?ter2#"])
+def test_a_password_in_the_url_is_masked(password):
+    options = CoordinationOptions(store=f"redis://user:{password}@host:6379/0?group=a&redis_password=hunter2")
+    assert "ter2" not in repr(options)
+    assert "ter2" not in repr(Config(coordination=options))
+    assert options.shown_store == "redis://***@host:6379/0?group=a&redis_password=***"
+
+
+def test_passwords_in_a_text_are_masked():
+    text = "no answer of redis://u:p/w@host:1 and https://host/?X-Amz-Signature=1a2b&x=1 for a@b"
+    assert (
+        without_passwords(text) == "no answer of redis://***@host:1 and https://host/?X-Amz-Signature=***&x=1 for a@b"
+    )
 
 
 def test_before_the_first_sync_a_shard_has_a_sixth_of_one_workers_part():

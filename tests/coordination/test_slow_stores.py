@@ -100,9 +100,9 @@ def _refused(code: str) -> ClientError:
 
 
 class Worker(CoordinationWorker):
-    def __init__(self, store: Any, name: str, *, demand: float = 5_000.0) -> None:
+    def __init__(self, store: Any, name: str, *, demand: float = 5_000.0, interval: float = INTERVAL) -> None:
         self.applied: list[tuple[float, Pair]] = []
-        options = CoordinationOptions(store="memory://x", max_workers=2, worker_id=name, interval_seconds=INTERVAL)
+        options = CoordinationOptions(store="memory://x", max_workers=2, worker_id=name, interval_seconds=interval)
         super().__init__(
             store,
             options,
@@ -148,6 +148,35 @@ async def test_a_plan_is_written_within_two_intervals_at_a_slow_store(workers, s
         tasks.cancel_scope.cancel()
     gaps = [after - before for before, after in itertools.pairwise([*plans, 8 * INTERVAL])]
     assert max(gaps) <= 2 * INTERVAL, gaps
+
+
+async def test_a_plan_that_takes_longer_than_a_short_interval_is_not_overtaken():
+    plans: list[bool] = []
+
+    class Slow(MemoryStore):
+        """A listing takes two intervals of 0.5 s, within the 2 s of a call."""
+
+        async def read_all(self, prefix: str) -> Any:
+            await anyio.sleep(1.0)
+            return await super().read_all(prefix)
+
+        async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+            await anyio.sleep(0.05)
+            written = await super().write(name, body, expected=expected)
+            if name == SUMMARY_NAME and decode(body, Summary).computed_at > 0.0 and b'"claimed_until":0.0' in body:
+                plans.append(written.version is not None)
+            return written
+
+    store = Slow(now)
+    async with anyio.create_task_group() as tasks:
+        for name in ("a", "b", "c"):
+            tasks.start_soon(Worker(store, name, interval=0.5).run)
+            await anyio.sleep(0.17)
+        await anyio.sleep(60.0)
+        tasks.cancel_scope.cancel()
+    # No worker computed in vain because another one had claimed meanwhile.
+    assert plans.count(False) == 0
+    assert len(plans) >= 20
 
 
 async def test_a_listing_that_is_cancelled_continues_where_it_was():

@@ -210,6 +210,8 @@ URLS_WITH_USERS = [
     ("https://someone:hunter@2@example.org:444/x", "https://***@example.org:444/x"),
     ("http://hunter@127.0.0.1:4567", "http://***@127.0.0.1:4567"),
     ("ftp://someone:hunter2@example.org", "ftp://***@example.org"),
+    ("https://someone:hunter/2@example.org", "https://***@example.org"),
+    ("https://someone:hunter2 ?#'@example.org", "https://***@example.org"),
 ]
 
 

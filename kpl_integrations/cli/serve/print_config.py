@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kpl_core import Config, StreamConfig
-from kpl_core.options.coordination_options import without_secrets
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.option import REQUIRED, described
+from kpl_core.options.validation import shown_url
 from kpl_integrations.cli.terminal import printable
 from kpl_integrations.ingest.settings_sources import LoadedSettings, gateway_options, producer_name
 
@@ -41,7 +41,7 @@ def _lines(loaded: LoadedSettings) -> Iterator[str]:
         else:
             value, has_effect = _of_producer(settings.producer, producers.group, producers.member, name)
         if option.option.secret and value is not None:
-            is_shown = isinstance(value, str) and without_secrets(value) == value
+            is_shown = isinstance(value, str) and shown_url(value) == value
             masked |= set() if is_shown else {name}
             yield f"{name} = {_toml(value)}  # {origin}" if is_shown else f'# {name} = "{_MASK}"  # {origin}'
         elif value is None or not has_effect:

@@ -26,7 +26,8 @@ _Signature = tuple[tuple[str, int, int, int], ...]
 class FileTenants:
     """A directory of the tenants in a TOML file. Call `reload_if_changed` every few seconds.
 
-    If the changed file is invalid, the current tenants stay, `problem` has the reason, and one warning is logged.
+    If the changed file is invalid, the current tenants stay, `problem` has the reason, and a warning is logged once for
+    each reason.
 
     Raises:
         ConfigError: the file is invalid at the start.
@@ -68,21 +69,23 @@ class FileTenants:
         return self._table.tenants.values()
 
     def reload_if_changed(self) -> bool:
-        """Read the file again if it or a file with a secret changed.
+        """Read the file again if it or a file with a secret changed, or if it could not be used the last time.
 
         Blocks while it reads, about 0.5 s for 10,000 tenants. It may run in another thread: requests see either
         all old or all new tenants.
         """
         seen = _signature(self._files())
-        if seen == self._seen:
+        # What made the file invalid may be elsewhere: in its mode, or in a secret file that no tenant had before.
+        if seen == self._seen and self.problem is None:
             return False
         # The next call sees changes from here on.
         self._seen = seen
         try:
             table = self._read()
         except ConfigError as error:
+            if str(error) != self.problem:
+                _logger.warning("%s; the gateway keeps the current tenants", error)
             self.problem = str(error)
-            _logger.warning("%s; the gateway keeps the current tenants", error)
             return False
         self._table = table
         self._seen = seen if set(self._files()) == {Path(path) for path, *_ in seen} else _signature(self._files())

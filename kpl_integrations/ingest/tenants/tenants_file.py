@@ -122,11 +122,14 @@ def _is_shown(file: Path) -> bool:
     return is_short or _FILE_ENDING.fullmatch(file.suffix) is not None or file.exists()
 
 
-def read_checked(path: Path, what: str, require: Callable[[os.stat_result, str], None], *, most_bytes: int = -1) -> str:
+def read_checked(
+    path: Path, what: str, require: Callable[[os.stat_result, str], None], *, most_bytes: int | None = None
+) -> str:
     """Return the text of a file if `require` raises nothing for its status; `what` names it in messages.
 
     Raises:
-        ConfigError: it cannot be read, is not a regular file or not UTF-8, or `require` refuses it.
+        ConfigError: it cannot be read, is not a regular file or not UTF-8, has more than `most_bytes` bytes, or
+            `require` refuses it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -134,7 +137,9 @@ def read_checked(path: Path, what: str, require: Callable[[os.stat_result, str],
             status = os.fstat(descriptor)
             _require_regular(status, f"{what} cannot be read from {path}")
             require(status, f"{what} is in {path}, whose mode {stat.S_IMODE(status.st_mode):04o}")
-            return opened.read(most_bytes).decode()
+            text = opened.read(-1 if most_bytes is None else most_bytes + 1)
+            _require_at_most(most_bytes, text, f"{what} cannot be read from {path}")
+            return text.decode()
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
@@ -148,6 +153,12 @@ def read_checked(path: Path, what: str, require: Callable[[os.stat_result, str],
 def _require_regular(status: os.stat_result, cannot: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         message = f"{cannot}: it is not a regular file"
+        raise ConfigError(message)
+
+
+def _require_at_most(most_bytes: int | None, text: bytes, cannot: str) -> None:
+    if most_bytes is not None and len(text) > most_bytes:
+        message = f"{cannot}: it has more than {most_bytes:,} bytes; give the file of one secret"
         raise ConfigError(message)
 
 

@@ -55,7 +55,7 @@ async def test_a_gateway_with_a_failed_producer_refuses_records_and_is_not_ready
 async def test_a_server_ends_with_the_cause_when_its_producer_fails() -> None:
     """So the process ends with an error, and its supervisor starts another."""
     transport = Ending(FakeKinesis({STREAM: 1}))
-    with bound_socket("127.0.0.1", 0) as listening:
+    with bound_socket("127.0.0.1", 0) as listening, listening.dup() as kept:
         server, started = GatewayServer(gateway_of(transport), listening), asyncio.Event()
         serving = asyncio.create_task(server.run(started=started.set))
         await asyncio.wait_for(started.wait(), 20)
@@ -66,4 +66,11 @@ async def test_a_server_ends_with_the_cause_when_its_producer_fails() -> None:
             assert (await client.post(url, json=ONE)).status_code == 202
         with pytest.raises(BaseExceptionGroup) as raised:
             await asyncio.wait_for(serving, 20)
+        # Its supervisor still has the socket. The loop does not watch it any more.
+        errors: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        _, writer = await asyncio.open_connection(*kept.getsockname())
+        await asyncio.sleep(0.01)
+        writer.close()
+    assert not errors
     assert raised.group_contains(EndOfTheDriver)

@@ -265,6 +265,39 @@ def test_an_invalid_file_keeps_the_tenants_and_is_logged_once_until_it_is_correc
     assert tenants.problem is None
 
 
+def test_a_file_that_could_not_be_used_is_read_again_when_its_cause_is_gone(path, tmp_path):
+    tenants = FileTenants(written(path, one()))
+    secret = tmp_path / "secret"
+    more = "[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'secret'"
+    written(path, one(more=more))
+    assert not tenants.reload_if_changed()
+    assert tenants.problem is not None
+    assert "No such file" in tenants.problem
+    secret.write_text("one")
+    secret.chmod(0o644)
+    assert not tenants.reload_if_changed()
+    assert "lets other users read it" in tenants.problem
+    secret.chmod(0o600)
+    assert tenants.reload_if_changed()
+    assert tenants.problem is None
+    assert tenants.access_key("K") is not None
+
+
+@pytest.mark.parametrize(("size", "is_accepted"), [(4_096, True), (4_097, False)])
+def test_a_secret_that_is_too_long_is_refused_and_not_cut(path, tmp_path, size, is_accepted):
+    secret = tmp_path / "secret"
+    secret.write_text("s" * size)
+    secret.chmod(0o600)
+    written(path, one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'secret'"))
+    if is_accepted:
+        key = FileTenants(path).access_key("K")
+        assert key is not None
+        assert len(key.secret) == size
+    else:
+        with pytest.raises(ConfigError, match="it has more than 4,096 bytes; give the file of one secret"):
+            FileTenants(path)
+
+
 def test_no_repr_contains_a_secret(path):
     text = one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\nsession_token_env = 'T'")
     tenants = FileTenants(written(path, text), environment={"S": SECRET, "T": "the-token"})
