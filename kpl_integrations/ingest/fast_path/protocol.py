@@ -79,6 +79,7 @@ class FastPathProtocol(BoundedProtocol):
         timer, self._idle_timer = self._idle_timer, None
         if timer is not None:
             timer.cancel()
+        self._held = self._cached = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -21,6 +21,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from typing import Any, ClassVar, Final
@@ -85,6 +86,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*args, **kwargs)
+        # Counts the server's answers. The turns keep it for longer than this connection lasts.
+        self._answered: Callable[[], int] = partial(getattr, self.server_state, "total_requests")
         self._in_head = self._is_new = True
         self._head_bytes = 0
         # The same, but with all of the piece in which it began, and the size of the current piece. A socket delivers
@@ -130,11 +133,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timer."""
+        """Cancel the timers, and break reference cycles: requests that will never begin would be collected late."""
         self.verified()
         self._stop_waiting()
         self.reader.close()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        self.cycle = self.scope = None  # type: ignore[assignment] # as in a new connection
 
     def verified(self) -> None:
         """Keep this connection: it has shown valid credentials."""
@@ -156,9 +162,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.reader.receive(data)
         else:
             self.feed(data)
-
-    def _answered(self) -> int:
-        return self.server_state.total_requests
 
     def may_be_cut(self, data: bytes) -> bool:
         """Return True if these may be many bytes of pipelined requests."""

@@ -389,11 +389,12 @@ class ConnectionReader:
             self.is_refusing = False
 
     def close(self) -> None:
-        """Forget the kept bytes of a lost connection."""
+        """Forget a lost connection and its kept bytes. It receives nothing any more."""
         if self._paused is not None:
             self.turns.leave(self)
             self.turns.paused_bytes -= sum(map(len, self._paused))
             self._paused = None
+        del self.connection
 
     def watch_body(self, timer: anyio.CancelScope | None) -> None:
         """Do not count pauses towards the deadline of `timer`, the time limit of the current body."""

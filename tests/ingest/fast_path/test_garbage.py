@@ -1,13 +1,19 @@
 """Answered requests leave no reference cycles: to collect those would stop the event loop for tens of milliseconds."""
 
+import asyncio
 import gc
+import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.scene import JSON, NDJSON, STREAM, KnownTenants, gateway_of, kinesis
 from tests.ingest.served import connected, served
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"
@@ -36,6 +42,24 @@ def _no_collections() -> Iterator[None]:
 def post(body: bytes, *fields: str, query: str = "", content_type: str = JSON) -> bytes:
     head = (f"POST {PATH}{query} HTTP/1.1", "host: x", "authorization: Bearer t", f"content-type: {content_type}")
     return "\r\n".join((*head, *fields, f"content-length: {len(body)}", "", "")).encode() + body
+
+
+def protocols() -> list[HttpToolsProtocol]:
+    return [each for each in gc.get_objects() if isinstance(each, HttpToolsProtocol)]
+
+
+async def reset(server: GatewayServer, asked: bytes) -> None:
+    """Send requests, wait until the first one is begun or answered, and reset the connection."""
+    client = await connected(server)
+    transport = client.writer.transport
+    assert isinstance(transport, asyncio.Transport)
+    transport.pause_reading()
+    await until(protocols)
+    answered = protocols()[0].server_state.total_requests
+    transport.write(asked)
+    await until(lambda: protocols()[0].cycle is not None or protocols()[0].server_state.total_requests > answered)
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 def get(path: str) -> bytes:
@@ -72,3 +96,17 @@ async def test_an_answered_request_leaves_no_reference_cycles():
             found[name] = gc.collect()
         client.writer.close()
     assert {name for name, objects in found.items() if objects >= REQUESTS} == set()
+
+
+@pytest.mark.usefixtures("_no_collections")
+@pytest.mark.parametrize("name", ASKED)
+async def test_a_connection_that_is_reset_leaves_nothing_of_its_requests(name):
+    """A client sends many requests at once, reads no answer and resets its connection."""
+    gateway = gateway_of(kinesis(), KnownTenants(Tenant(id="t")), record_max_buffered_time_ms=1)
+    async with served(gateway) as server:
+        for _ in range(3):
+            await reset(server, ASKED[name] * 50)
+            # Nothing collects them.
+            await until(lambda: not protocols())
+        left = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
+    assert not left
