@@ -1,14 +1,15 @@
 /* Send HTTP/1.1 requests at a rate or as fast as they are answered, and print what was answered and how late.
  *
- *     http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM FILE...
+ *     http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM ADDRESSES FILE...
  *
  * RATE is requests per second over all connections; 0: each connection sends when its last request is answered.
  * DEPTH bounds the unanswered requests of a connection. A request that is due and has no place is sent late, and its
  * latency counts from when it was due. ROTATE=1: each connection sends the files in turn; 0: connection i sends file
  * i modulo their number. OBEY=1: a connection that gets Retry-After waits so long. RANDOM=1: requests are due at random
  * times, as those of many independent clients (a Poisson process), and latencies count after the first second, in
- * which all connections are new; 0: at equal intervals. Each FILE is one whole request. One thread, epoll, loopback
- * only. Prints one JSON object.
+ * which all connections are new; 0: at equal intervals. ADDRESSES: the connections come from so many addresses of the
+ * loopback network in turn; 0: from 127.0.0.1. Each FILE is one whole request. One thread, epoll, loopback only.
+ * Prints one JSON object.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -34,7 +35,7 @@
 #define MOST_FILES 1024
 
 typedef struct {
-    int fd, file, want_write;
+    int fd, file, number, want_write;
     double free_at;
     /* The requests that were written, oldest first: a ring of the instants at which they were due. */
     double due[MOST_DEPTH];
@@ -50,7 +51,7 @@ typedef struct {
 
 static char *requests[MOST_FILES];
 static size_t request_bytes[MOST_FILES];
-static int files, depth, rotate, obey, is_random, epoll_fd, port;
+static int files, depth, rotate, obey, is_random, addresses, epoll_fd, port;
 static long answers[600], closed, sent;
 static float *samples;
 static size_t sample_count;
@@ -78,6 +79,12 @@ static void connect_one(Connection *c) {
     int one = 1;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     c->fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (addresses) {
+        struct sockaddr_in own = {.sin_family = AF_INET};
+        own.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1 + c->number % addresses);
+        setsockopt(c->fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
+        if (bind(c->fd, (struct sockaddr *)&own, sizeof own)) fail("bind");
+    }
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&address, sizeof address)) fail("connect");
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
@@ -194,8 +201,8 @@ static double percentile(double share) {
 }
 
 int main(int count, char **words) {
-    if (count < 10) {
-        fprintf(stderr, "http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM FILE...\n");
+    if (count < 11) {
+        fprintf(stderr, "http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM ADDRESSES FILE...\n");
         return 2;
     }
     port = atoi(words[1]);
@@ -205,10 +212,11 @@ int main(int count, char **words) {
     rotate = atoi(words[6]);
     obey = atoi(words[7]);
     is_random = atoi(words[8]);
+    addresses = atoi(words[9]);
     signal(SIGPIPE, SIG_IGN);
-    for (files = 0; files < count - 9 && files < MOST_FILES; files++) {
-        FILE *f = fopen(words[9 + files], "rb");
-        if (!f) fail(words[9 + files]);
+    for (files = 0; files < count - 10 && files < MOST_FILES; files++) {
+        FILE *f = fopen(words[10 + files], "rb");
+        if (!f) fail(words[10 + files]);
         fseek(f, 0, SEEK_END);
         request_bytes[files] = ftell(f);
         rewind(f);
@@ -222,6 +230,7 @@ int main(int count, char **words) {
     epoll_fd = epoll_create1(0);
     for (int i = 0; i < connections; i++) {
         all[i].file = i % files;
+        all[i].number = i;
         connect_one(&all[i]);
     }
     double start = now(), at = start, next = start;

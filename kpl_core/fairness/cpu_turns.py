@@ -1,7 +1,7 @@
 """Share the CPU time of one event loop between flows while the loop is late. Pure: instants are arguments.
 
-A flow is a tenant, or the address of a client that is not authenticated yet. An item is a connection with received
-bytes that wait for their turn.
+A flow is a tenant, or all clients that are not authenticated yet: each of their addresses is a part of this flow. An
+item is a connection with received bytes that wait for their turn.
 
 *When.* `observe_delay` gets how late the loop is. As in CoDel (RFC 8289), only a standing delay counts: the
 smallest delay of a whole window is above the target. One slow request pauses no connection.
@@ -16,6 +16,9 @@ time at which its used CPU time is paid, and grows by `cpu_seconds / weight`. A 
   cannot wait, so this decides which of its requests are rejected. While the loop is late, less of the elapsed time
   counts, because sending records takes CPU time too. It passes between two rounds or samples only, so that a flow
   that is alone does not run without end in one round of the loop.
+
+*Within a flow*, its parts take turns, one item each. A client can have as many addresses as it likes, so an address has
+no share of its own.
 
 An item waits at most `longest_wait_seconds`. Then it gets a turn out of order. It is marked as overdue, unless its flow
 is next and the round has time. Items often begin to wait together, so half of each round is for those that have waited
@@ -64,14 +67,17 @@ class CpuTurn(NamedTuple, Generic[T]):
 
 
 class _Flow(Generic[T]):
-    """One flow: its tag, and its waiting items, the longest wait first. `is_listed`: it is in the heap of tags."""
+    """One flow: its tag, and its waiting items by part, each part's longest wait first.
+
+    The first part has the next turn. `is_listed`: the flow is in the heap of tags.
+    """
 
     __slots__ = ("is_listed", "tag", "waiting", "weight")
 
     def __init__(self, tag: float, weight: float) -> None:
         self.tag = tag
         self.weight = weight
-        self.waiting: OrderedDict[T, None] = OrderedDict()
+        self.waiting: OrderedDict[Hashable, OrderedDict[T, None]] = OrderedDict()
         self.is_listed = False
 
 
@@ -102,8 +108,8 @@ class CpuTurns(Generic[T]):
         # The flows with waiting items by tag. A tag only grows, so an entry is corrected when it comes up.
         self._heap: list[tuple[float, int, _Flow[T]]] = []
         self._serial = count()
-        # All waiting items with their flows and since when they wait, the longest wait first.
-        self._items: OrderedDict[T, tuple[_Flow[T], float]] = OrderedDict()
+        # All waiting items with their flows, their parts and since when they wait, the longest wait first.
+        self._items: OrderedDict[T, tuple[_Flow[T], Hashable, float]] = OrderedDict()
         self._virtual = 0.0
         self._advanced_at = 0.0
         self._capacity = 1.0
@@ -159,12 +165,12 @@ class CpuTurns(Generic[T]):
         if found.waiting or (found.tag - self._virtual) * weight > self._round:
             self._spent += cpu_seconds
 
-    def wait(self, item: T, flow: Hashable, now: float, *, weight: float = 1.0) -> None:
-        """Let an item wait for its turn, behind the other items of its flow."""
+    def wait(self, item: T, flow: Hashable, now: float, *, part: Hashable = None, weight: float = 1.0) -> None:
+        """Let an item wait for its turn, behind the other items of its part of the flow."""
         found = self._flow(flow, weight)
         found.tag = max(found.tag, self._virtual)
-        found.waiting[item] = None
-        self._items[item] = found, now
+        found.waiting.setdefault(part, OrderedDict())[item] = None
+        self._items[item] = found, part, now
         if not found.is_listed:
             found.is_listed = True
             heappush(self._heap, (found.tag, next(self._serial), found))
@@ -174,7 +180,11 @@ class CpuTurns(Generic[T]):
         found = self._items.pop(item, None)
         if found is None:
             return False
-        del found[0].waiting[item]
+        flow, part, _ = found
+        items = flow.waiting[part]
+        del items[item]
+        if not items:
+            del flow.waiting[part]
         return True
 
     def begin_round(self, now: float) -> None:
@@ -189,7 +199,7 @@ class CpuTurns(Generic[T]):
         """Remove and return the item whose turn is next; None: this round is over. Charge its flow before the next."""
         if not self._items:
             return None
-        item, (flow, since) = next(iter(self._items.items()))
+        item, (flow, part, since) = next(iter(self._items.items()))
         waited, first = now - since, self._first()
         is_overdue = waited >= self._longest or (waited >= self._longest / 2 and self._spent < self._round / 2)
         if self._spent < self._round and flow is first:
@@ -198,8 +208,12 @@ class CpuTurns(Generic[T]):
         if not is_overdue:
             if first is None or self._spent >= self._round:
                 return None
-            item = next(iter(first.waiting))
+            flow = first
+            part, items = next(iter(flow.waiting.items()))
+            item = next(iter(items))
         self.leave(item)
+        if part in flow.waiting:
+            flow.waiting.move_to_end(part)
         return CpuTurn(item, is_overdue)
 
     def take_all(self) -> list[T]:

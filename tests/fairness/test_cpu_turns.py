@@ -206,6 +206,34 @@ def test_a_round_ends_when_its_time_is_used_and_the_rest_counts_in_the_next():
         assert turns.next_turn(now) == expected
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60))
+def test_the_parts_of_a_flow_take_turns(steps):
+    """Each part that waits has a turn before another one has two, whatever arrives and leaves meanwhile."""
+    turns: CpuTurns[Any] = CpuTurns(round_seconds=1e9, longest_wait_seconds=1e9)
+    now = late(turns)
+    waiting: defaultdict[int, deque[tuple[int, int]]] = defaultdict(deque)
+    turns_since: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for number, (part, is_arrival) in enumerate(steps):
+        if is_arrival:
+            if not waiting[part]:
+                turns_since[part] = dict.fromkeys(range(6), 0)
+            waiting[part].append((part, number))
+            turns.wait((part, number), "flow", now, part=part)
+            continue
+        turns.begin_round(now)
+        turn = turns.next_turn(now)
+        assert (turn is None) is not any(waiting.values())
+        if turn is not None:
+            had = turn.item[0]
+            assert waiting[had].popleft() == turn.item
+            turns_since[had] = dict.fromkeys(range(6), 0)
+            for other, items in waiting.items():
+                if items and other != had:
+                    turns_since[other][had] += 1
+                    assert turns_since[other][had] <= 1
+    assert len(turns) == sum(map(len, waiting.values()))
+
+
 def test_an_overdue_item_has_its_turn_even_if_the_round_is_over():
     turns: CpuTurns[str] = CpuTurns()
     now = late(turns)

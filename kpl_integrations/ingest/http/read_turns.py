@@ -4,12 +4,13 @@
 pauses the reading of connections, so that TCP pushes back on their clients. Until the loop has a standing delay
 nothing is measured for a request, and only the rest of pipelined requests waits.
 
-- A connection belongs to the tenant of its last verified request, or to its peer's address until there was one. A
-  request that is not verified is charged to the address, and refused above the address's share.
+- A connection belongs to the tenant of its last verified request. All connections without one are one flow, in which
+  their peers' addresses take turns. A request that is not verified is charged to this flow, and refused above its
+  share.
 - A connection that has carried two verified tenants (a proxy's) is never paused. Requests above a share are refused,
   each before its body is decoded.
 - A connection that has waited for the longest time gets its turn, and what begins in this turn is refused.
-- Probes (`/livez`, `/readyz`, `/metrics`) do not wait, up to 200 a second. More of them wait with their address.
+- Probes (`/livez`, `/readyz`, `/metrics`) do not wait, up to 200 a second. More of them wait as any other request.
 - A pause stops the time limits of a head, a body and an idle connection. A client that has closed or reset its
   connection on both sides is noticed where the platform can tell (poll(2)).
 - Of long pipelined requests only the first is answered at once, also without turns. The others wait for later
@@ -60,9 +61,8 @@ _END: Final = b"\r\n\r\n"
 _NO_CREDENTIALS_YET: Final = object()
 
 
-def _flow_of(address: str) -> Hashable:
-    """Return the flow of a client that is not verified: a tuple, so that it differs from every tenant's."""
-    return ("address", network_of(address) if ":" in address else address)
+# The flow of all clients that are not verified: a tuple, so that it differs from every tenant's.
+UNVERIFIED: Final[Hashable] = ("unverified",)
 
 
 def _slices(data: bytes) -> list[bytes]:
@@ -207,7 +207,8 @@ class ReadTurns:
             self._in_order.append(reader)
         else:
             flow, weight = reader.owner
-            self._turns.wait(reader, flow, self.now(), weight=weight)
+            part = reader.address if flow is UNVERIFIED else None
+            self._turns.wait(reader, flow, self.now(), part=part, weight=weight)
         self._plan_round()
 
     def leave(self, reader: "ConnectionReader") -> None:
@@ -313,16 +314,17 @@ def _run_turn(reader: "ConnectionReader", *, is_overdue: bool) -> None:
 class ConnectionReader:
     """One connection: its tenant, and the received bytes that wait for its turn."""
 
-    __slots__ = ("_address", "_body_timer", "_has_tenant", "_is_known", "_paused", "_paused_at", "_started",
+    __slots__ = ("_body_timer", "_has_tenant", "_is_known", "_paused", "_paused_at", "_started", "address",
                  "authorization", "connection", "flow", "is_refusing", "is_shared", "owner", "turns",
                  "weight")  # fmt: skip
 
     def __init__(self, connection: PausableConnection, turns: ReadTurns, address: str) -> None:
         self.connection = connection
         self.turns = turns
-        self._address = address
+        # The part of its flow to which the connection belongs.
+        self.address = network_of(address) if ":" in address else address
         # The flow of the current request, which is charged, and that of the connection, which waits.
-        self.flow: Hashable = _flow_of(address)
+        self.flow: Hashable = UNVERIFIED
         self.weight = 1.0
         self.owner = self.flow, self.weight
         self._is_known = self._has_tenant = False
@@ -338,7 +340,7 @@ class ConnectionReader:
 
     def claim(self, tenant: Tenant | None) -> None:
         """Note the tenant of a request; None: it has no verified credentials."""
-        flow = _flow_of(self._address) if tenant is None else tenant.id
+        flow: Hashable = UNVERIFIED if tenant is None else tenant.id
         if flow != self.flow:
             self._settle()
         self.flow, self.weight = flow, 1.0 if tenant is None else tenant.weight

@@ -21,7 +21,7 @@ from kpl_core.fairness import cpu_turns
 from kpl_integrations.ingest import IngestGateway, serving
 from kpl_integrations.ingest.http import read_turns
 from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
-from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, ConnectionReader
+from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, UNVERIFIED, ConnectionReader
 from kpl_integrations.ingest.routes import resources
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import Tenant
@@ -161,26 +161,26 @@ async def test_a_probe_never_waits(path):
         await staged.paused(flood, PROBE + post("flood"))
 
 
-async def test_a_flood_of_probes_waits_with_its_address():
+async def test_a_flood_of_probes_waits_as_other_requests():
     async with scene() as staged:
         probes = [await staged.connect() for _ in range(20)]
         await staged.make_late()
-        staged.turns.charge(("address", "127.0.0.1"), 1.0, 1e4)
+        staged.turns.charge(UNVERIFIED, 1.0, 1e4)
         for each in probes:
             each.writer.write(PROBE)
         assert [(await each.answer())[0] for each in probes] == [200] * 20
         assert 0 < staged.turns.pauses < 20
 
 
-async def test_a_new_connection_waits_with_its_tenant_and_not_with_its_address():
+async def test_a_new_connection_waits_with_its_tenant_and_not_with_clients_that_are_not_verified():
     async with scene() as staged:
         await staged.make_late()
-        staged.turns.charge(("address", "127.0.0.1"), 1.0, 1e4)
+        staged.turns.charge(UNVERIFIED, 1.0, 1e4)
         quiet, flood = await staged.connect(post("quiet")), await staged.connect()
         assert staged.turns.pauses == 0
         await staged.paused(flood, post("flood"))
         anonymous = await staged.connect()
-        staged.turns.charge(("address", "127.0.0.1"), 1.0, 1e5)
+        staged.turns.charge(UNVERIFIED, 1.0, 1e5)
         await staged.paused(anonymous, post("nobody"))
         # Its tenant is unknown, so it is not refused for one.
         assert (await anonymous.answer())[0] == 401
