@@ -14,22 +14,20 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import copy_context
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from kpl_core.background.blocking_delivery import BlockingDelivery, QueuedPut
+from kpl_core.background.blocking_delivery import BlockingDeliveries, BlockingDelivery, QueuedPut, call_soon
 from kpl_core.background.process_end import NOT_ADMITTED, Intake, ProcessListener, import_early, keep_for_parent, listen
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.background.sigterm import FlushOnSigterm, flush_on_sigterm as flush_at_sigterm
 from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
-from kpl_core.event_loop import run_soon
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.producer.checked_records import checked_records
-from kpl_core.producer.delivery import Delivery, log_exceptions
+from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, require_timeout
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
@@ -67,12 +65,6 @@ def _renew_shared_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_shared_lock)
-
-
-def _call_soon(callbacks: list[Callable[[], object]]) -> None:
-    """Call the callbacks of refused records. The caller does not hold the lock, which they may need."""
-    for callback in callbacks:
-        run_soon(partial(log_exceptions, callback))
 
 
 class BlockingProducer(ProcessListener):
@@ -151,8 +143,7 @@ class BlockingProducer(ProcessListener):
         flush_at_sigterm(self._flush_on_sigterm)
         if self._is_networked:
             import_early(self._config)
-        self._was_entered = True
-        self._process = os.getpid()
+        self._was_entered, self._process = True, os.getpid()
         listen(self)
         self._sender.start()
         self._sender.wait_until_open()
@@ -209,19 +200,35 @@ class BlockingProducer(ProcessListener):
             if self._sender.is_current:
                 return self._put_in_the_loop(stream, record)
             self._require_open()
-            return self._handed_over(
-                [self._wait_for(lambda: self._producer.internal.threads.put_within(stream, record, timeout))]
-            )[0]
+            put_within = self._producer.internal.threads.put_within
+            return BlockingDelivery.of(self._changed, self._wait_for(lambda: put_within(stream, record, timeout)))
         return self._put(stream, record, wait_until=math.inf if timeout is None else monotonic() + timeout)
 
-    def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> list[BlockingDelivery]:
-        """Accept many user records in their order, waiting for room; all are checked before any is put."""
+    def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> BlockingDeliveries:
+        """Accept many user records in their order, waiting for room; all are checked before any is put.
+
+        The loop puts them, so the thread waits for it once: give it hundreds of records at a time.
+
+        Raises:
+            BufferFull: a callback in the producer's own thread called it, and there is no room.
+        """
         self._require_open()
         checked = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
-        if self._is_made_in_the_loop:
-            return self._handed_over(self._wait_for(lambda: self._producer.put_many(stream, checked)))
-        user_records = (record if isinstance(record, UserRecord) else UserRecord(*record) for record in checked)
-        return [self._put(stream, record, wait_until=math.inf) for record in user_records]
+        if self._sender.is_current and not self._is_made_in_the_loop:
+            return BlockingDeliveries(self._changed, self._put_at_once(stream, checked))
+
+        async def put() -> Deliveries:
+            # What this thread put before comes first.
+            await self._sender.put_queued(None)
+            return await self._producer.put_many(stream, checked)
+
+        return BlockingDeliveries(self._changed, self._wait_for(put))
+
+    def _put_at_once(self, stream: str, records: Iterable[tuple[str, bytes] | UserRecord]) -> Deliveries:
+        """Put in the producer's own thread, which cannot wait for room."""
+        self.drain(self._producer)
+        user_records = (each if isinstance(each, UserRecord) else UserRecord(*each) for each in records)
+        return Deliveries.of([self._producer.internal.put_record_nowait(stream, each) for each in user_records])
 
     def _put_in_the_loop(self, stream: str, record: UserRecord) -> BlockingDelivery:
         """Put as `Producer` does: to the spool if the buffer is full, and within the share of the flow."""
@@ -234,13 +241,7 @@ class BlockingProducer(ProcessListener):
             delivery = put() if self._sender.is_current else self._begin_put(self._sender.begin_call, put)(math.inf)
         except SenderEnded as ended:
             raise self._closed() from ended
-        return self._handed_over([delivery])[0]
-
-    def _handed_over(self, deliveries: Sequence[Delivery]) -> list[BlockingDelivery]:
-        handles = [BlockingDelivery(self._changed) for _ in deliveries]
-        for handle, delivery in zip(handles, deliveries, strict=True):
-            handle.handed_over(delivery)
-        return handles
+        return BlockingDelivery.of(self._changed, delivery)
 
     def _put(self, stream: str, record: UserRecord, *, wait_until: float | None) -> BlockingDelivery:
         """Append a checked user record to the inbox, waiting for capacity until `wait_until`; None: do not wait."""
@@ -271,12 +272,12 @@ class BlockingProducer(ProcessListener):
 
     @property
     def is_open(self) -> bool:
-        """Return True while it takes user records."""
+        """Whether it takes user records."""
         return self._is_open
 
     @property
     def sender(self) -> BackgroundSender:
-        """Return the sender, for an adapter that adds a record source of its own."""
+        """The sender, for an adapter that adds a record source of its own."""
         return self._sender
 
     def _closed(self) -> ProducerClosed:
@@ -341,7 +342,7 @@ class BlockingProducer(ProcessListener):
             if self._waiting and not any(self._has_capacity(*each) for each in self._waiting):
                 producer.internal.make_room()
             self._changed.notify_all()
-        _call_soon(calls)
+        call_soon(calls)
 
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once the producer has everything that is in the inbox now."""
@@ -359,7 +360,7 @@ class BlockingProducer(ProcessListener):
             self._inbox.clear()
             self._inbox_bytes = 0
             self._changed.notify_all()
-        _call_soon(calls)
+        call_soon(calls)
         if was_open and self._sender.failure is not None:
             _logger.error("the producer's thread has ended", exc_info=self._sender.failure)
 
@@ -371,7 +372,7 @@ class BlockingProducer(ProcessListener):
 
     def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object] | None:
         """Start a flush of at most `seconds`, or 5 seconds times `share`."""
-        return self._begin_ending(self._sender.begin_flush, _EXIT_SECONDS * share if seconds is None else seconds)
+        return self._begin_ending(self._sender.begin_flush, seconds if seconds is not None else _EXIT_SECONDS * share)
 
     def undelivered(self) -> tuple[int, str]:
         """Return how many user records wait in the inbox and in the producer."""

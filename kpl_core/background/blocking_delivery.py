@@ -1,14 +1,15 @@
-"""A user record that a thread put: its place in the inbox, and the handle of its result."""
+"""User records that a thread put: the place of each in the inbox, and the handles of their results."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
+from typing import Self, overload
 
 import msgspec
 
 from kpl_core.event_loop import run_soon
-from kpl_core.producer.delivery import Delivery, call_when_done, log_exceptions
+from kpl_core.producer.delivery import Deliveries, Delivery, call_when_done, log_exceptions
 from kpl_core.producer.lifecycle import require_timeout
 from kpl_core.producer.producer import Producer
 from kpl_core.records.record_result import Attempt, RecordResult
@@ -24,6 +25,13 @@ class BlockingDelivery:
         self._changed = changed
         # In the inbox: None, or the calls to make at the end. Later the producer's delivery, or why it took none.
         self._state: list[Callable[[], object]] | Delivery | RecordResult | None = None
+
+    @classmethod
+    def of(cls, changed: threading.Condition, delivery: Delivery) -> Self:
+        """Return the handle of a user record that the producer has."""
+        made = cls(changed)
+        made._state = delivery
+        return made
 
     @property
     def done(self) -> bool:
@@ -87,6 +95,79 @@ class BlockingDelivery:
     def _become(self, state: Delivery | RecordResult) -> list[Callable[[], object]]:
         calls, self._state = self._state, state
         return calls if isinstance(calls, list) else []
+
+
+class BlockingDeliveries(Sequence[BlockingDelivery]):
+    """What `put_many` of a `BlockingProducer` returns: a delivery for each record, made when it is asked for."""
+
+    __slots__ = ("_changed", "_deliveries")
+
+    def __init__(self, changed: threading.Condition, deliveries: Deliveries) -> None:
+        self._changed = changed
+        self._deliveries = deliveries
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+    @overload
+    def __getitem__(self, position: int) -> BlockingDelivery: ...
+    @overload
+    def __getitem__(self, position: slice) -> "BlockingDeliveries": ...
+    def __getitem__(self, position: int | slice) -> "BlockingDelivery | BlockingDeliveries":
+        found = self._deliveries[position]
+        if isinstance(found, Deliveries):
+            return BlockingDeliveries(self._changed, found)
+        return BlockingDelivery.of(self._changed, found)
+
+    def __repr__(self) -> str:
+        return f"<BlockingDeliveries of {len(self)} user records>"
+
+    def results(self, timeout: float | None = None) -> list[RecordResult]:
+        """Wait up to `timeout` seconds (None: forever) for all results; return them in the order of the records.
+
+        Raises:
+            TimeoutError: not all results are known yet.
+            ValueError: the timeout is negative or NaN.
+        """
+        self._wait(timeout)
+        results = self._deliveries.known_results()
+        assert results is not None  # noqa: S101 - waited for
+        return results
+
+    def failures(self, timeout: float | None = None) -> dict[int, RecordResult]:
+        """Wait as `results`; return those of failed puts, by the position of their records."""
+        self._wait(timeout)
+        return self._deliveries.known_failures()
+
+    def all_successful(self, timeout: float | None = None) -> bool:
+        """Wait as `results`; return True if no put failed."""
+        return not self.failures(timeout)
+
+    def _wait(self, timeout: float | None) -> None:
+        require_timeout(timeout)
+        waiting = self._deliveries.open_outcomes()
+
+        def are_known() -> bool:
+            while waiting:
+                if not (waiting[-1].settled or waiting[-1].moved):
+                    return False
+                waiting.pop()
+            # User records may have moved to other Kinesis records.
+            waiting.extend(self._deliveries.open_outcomes())
+            return not waiting
+
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
+        with self._changed:
+            if not self._changed.wait_for(are_known, timeout):
+                message = f"not all user records have a result after {timeout} s; wait longer, or flush the producer"
+                raise TimeoutError(message)
+
+
+def call_soon(callbacks: list[Callable[[], object]]) -> None:
+    """Call the callbacks of refused records. The caller does not hold the lock, which they may need."""
+    for callback in callbacks:
+        run_soon(partial(log_exceptions, callback))
 
 
 class QueuedPut(msgspec.Struct, frozen=True):

@@ -157,6 +157,14 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
             made[outcome] = outcome.result_of(0)
         return [made[outcome] for outcome in self.outcomes]
 
+    def known_failures(self) -> dict[int, RecordResult]:
+        """Return the results of failed puts, all of which are known, by the position of their records."""
+        outcomes = dict.fromkeys(self.outcomes)
+        if all(outcome.moved is None and outcome.sequence_number is not None for outcome in outcomes):
+            return {}
+        results = self.known_results() or ()
+        return {position: result for position, result in enumerate(results) if not result.successful}
+
     def open_outcomes(self) -> list[Outcome]:
         """Return the outcomes that these records wait for, each once."""
         moved = any(outcome.moved is not None for outcome in dict.fromkeys(self.outcomes))
@@ -184,10 +192,9 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
         for outcome in dict.fromkeys(self.outcomes):
             if not outcome.settled and outcome.moved is None:
                 await self[self.outcomes.index(outcome)]
-            if outcome.moved is not None or outcome.sequence_number is None:
-                results = await self.results()
-                return {position: result for position, result in enumerate(results) if not result.successful}
-        return {}
+            if outcome.moved is not None:
+                await self.results()
+        return self.known_failures()
 
     async def all_successful(self) -> bool:
         """Wait for all results; return True if no put failed."""

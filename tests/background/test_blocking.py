@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -51,7 +51,7 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
         assert not thread.is_alive()
 
 
-def assert_books_close(report: ProducerReport, deliveries: list[BlockingDelivery]) -> None:
+def assert_books_close(report: ProducerReport, deliveries: Sequence[BlockingDelivery]) -> None:
     assert report.accepted == report.delivered + report.failed_total == len(deliveries)
     assert report.buffered == 0
     assert sum(delivery.result(0).successful for delivery in deliveries) == report.delivered

@@ -1,5 +1,6 @@
 """Not run: user code as a type checker reads it. Lines marked "wrong" must be rejected."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, assert_type
 
@@ -94,7 +95,8 @@ async def topics(producer: Producer, outbox: OutboxProducer) -> None:
 def topics_in_threads(producer: BlockingProducer) -> None:
     bound = orders.bind(producer)
     assert_type(bound.put(Order("42", 1)), BlockingDelivery)
-    assert_type(bound.put_many([Order("42", 1)]), list[BlockingDelivery])
+    many: Sequence[BlockingDelivery] = bound.put_many([Order("42", 1)])
+    assert_type(many[0], BlockingDelivery)
     bound.put(42)  # wrong: an order
 
 
