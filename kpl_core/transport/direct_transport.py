@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
+from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.credentials import Credentials, RefreshableCredentials, create_credential_resolver
 from botocore.endpoint_provider import EndpointProvider
 from botocore.httpsession import get_cert_path
@@ -25,6 +26,7 @@ from botocore.utils import get_environ_proxies, validate_region_name
 
 from kpl_core.event_loop import run_in_daemon_thread
 from kpl_core.options.config import Config
+from kpl_core.options.validation import require_endpoint_url
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
 from kpl_core.transport.http_answers import HttpAnswer, decoded
@@ -51,10 +53,6 @@ _logger: Final = logging.getLogger("kpl_core")
 
 _SERVICE: Final = "kinesis"
 _RULES: Final = "endpoint-rule-set-1"
-# Settings that only botocore's client understands: of the environment and the profile.
-_CLIENT_VARIABLES: Final = ("use_fips_endpoint", "use_dualstack_endpoint", "csm_enabled")
-_CLIENT_SECTIONS: Final = {"endpoint_url", "services", _SERVICE}
-_CLIENT_ENVIRONMENT: Final = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KINESIS"}
 # Until so many seconds before credentials expire, requests use them while a refresh runs: botocore's value.
 _MANDATORY_REFRESH_SECONDS: Final = 600
 _OPERATIONS: Final = {
@@ -80,6 +78,7 @@ class Resolved(msgspec.Struct, frozen=True):
         user_agent: the session's, this product and the id of the application.
         tls: the context of TLS connections, None for http.
         endpoint: returns the URL of an operation's endpoint; the second argument is the stream's ARN or None.
+        proxy: returns the proxy for a URL, None if there is none.
     """
 
     credentials: Any
@@ -87,6 +86,7 @@ class Resolved(msgspec.Struct, frozen=True):
     user_agent: str
     tls: ssl.SSLContext | None
     endpoint: Callable[[str, str | None], SplitResult]
+    proxy: Callable[[SplitResult], SplitResult | None]
 
 
 def resolved(config: Config, session_vars: SessionVars = None) -> Resolved | str:
@@ -110,33 +110,53 @@ def _resolved(config: Config, session: Any) -> Resolved | str:  # noqa: ANN401 -
     use_quick_loader(session)
     region = config.region or session.get_config_variable("region")
     validate_region_name(region)
-    if (reason := _asks_for_more(config, session, region)) is not None:
+    configured = _configured_endpoint(config, session)
+    if (reason := _asks_for_more(session, region, configured)) is not None:
         return reason
-    endpoint = _endpoints(session, region) if config.endpoint_url is None else _given_endpoint(config.endpoint_url)
+    endpoint = _endpoints(session, region) if configured is None else _given_endpoint(configured)
     url = endpoint("PutRecords", None)
-    proxies = {} if is_loopback(config.endpoint_url) else get_environ_proxies(url.geturl())
+    proxy = _proxy_of(url)
     credentials = _credentials(config, session, region)
-    if proxies.get(url.scheme):
-        return "a proxy is configured"
+    if proxy is not None and (proxy.scheme, url.scheme) != ("http", "https"):
+        return "a proxy is configured that speaks TLS, or for http"
     if credentials is None:
         return "no credentials are found"
     tls = _tls(config, session) if url.scheme == "https" else None
-    return Resolved(credentials, region, user_agent(config, session), tls, endpoint)
+    return Resolved(credentials, region, user_agent(config, session), tls, endpoint, _proxy_of)
 
 
-def _asks_for_more(config: Config, session: Any, region: str | None) -> str | None:  # noqa: ANN401 - as above
+def _configured_endpoint(config: Config, session: Any) -> str | None:  # noqa: ANN401 - as above
+    """Return the URL of the options, the environment or the profile, the first of them; None: AWS' own."""
+    if config.endpoint_url is not None or session.get_config_variable("ignore_configured_endpoint_urls"):
+        return config.endpoint_url
+    url = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), _SERVICE).provide()
+    if url is not None:
+        require_endpoint_url("endpoint_url", url)
+    return url  # type: ignore[no-any-return]
+
+
+def _asks_for_more(session: Any, region: str | None, endpoint_url: str | None) -> str | None:  # noqa: ANN401 - as above
     """Return what only botocore's client understands of a configuration."""
     if not region:
         return "no region is configured"
     if "fips" in region:
         return f"{region} is a pseudo-region"
-    if variables := [name for name in _CLIENT_VARIABLES if session.get_config_variable(name)]:
-        return f"AWS' configuration has {variables[0]}"
-    sections = session.get_scoped_config()
-    is_configured = not _CLIENT_ENVIRONMENT.isdisjoint(os.environ) or not _CLIENT_SECTIONS.isdisjoint(sections)
-    if is_configured and (config.endpoint_url is None or _SERVICE in sections):
-        return "AWS' configuration has endpoints or options of clients"
+    if session.get_config_variable("csm_enabled"):
+        return "AWS' configuration has csm_enabled"
+    if _SERVICE in session.get_scoped_config():
+        return "AWS' configuration has options of clients"
+    if endpoint_url is not None:
+        # botocore's client says why these cannot be combined.
+        for variable in ("use_fips_endpoint", "use_dualstack_endpoint"):
+            if session.get_config_variable(variable):
+                return f"AWS' configuration has {variable} and an endpoint"
     return None
+
+
+def _proxy_of(url: SplitResult) -> SplitResult | None:
+    """Return the proxy for a URL, as botocore finds it; none for an address of this machine, which no proxy reaches."""
+    found = None if is_loopback(url.geturl()) else get_environ_proxies(url.geturl()).get(url.scheme)
+    return urlsplit(found if "://" in found else f"http://{found.removeprefix('//')}") if found else None
 
 
 def _given_endpoint(url: str) -> Callable[[str, str | None], SplitResult]:
@@ -147,12 +167,14 @@ def _given_endpoint(url: str) -> Callable[[str, str | None], SplitResult]:
 def _endpoints(session: Any, region: str) -> Callable[[str, str | None], SplitResult]:  # noqa: ANN401
     loader = session.get_component("data_loader")
     provider = EndpointProvider(loader.load_service_model(_SERVICE, _RULES), loader.load_data("partitions"))
+    is_fips = bool(session.get_config_variable("use_fips_endpoint"))
+    is_dual_stack = bool(session.get_config_variable("use_dualstack_endpoint"))
 
     def endpoint(operation: str, arn: str | None) -> SplitResult:
         parameters = {} if arn is None else {"StreamARN": arn}
         kind = "data" if operation == "PutRecords" else "control"
         found = provider.resolve_endpoint(
-            Region=region, UseFIPS=False, UseDualStack=False, OperationType=kind, **parameters
+            Region=region, UseFIPS=is_fips, UseDualStack=is_dual_stack, OperationType=kind, **parameters
         )
         return urlsplit(found.url)
 
@@ -208,6 +230,7 @@ class DirectTransport(ServiceCalls):
             connect_seconds=config.connect_timeout_ms / 1000,
             exchange_seconds=config.request_timeout_ms / 1000,
             tls=self._found.tls,
+            proxy=self._found.proxy,
         )
         try:
             yield

@@ -8,8 +8,11 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from base64 import b64encode
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, unquote
 
 from aiohappyeyeballs import start_connection
 
@@ -28,6 +31,7 @@ PIECE_BYTES: Final = 256 * KIB
 IDLE_SECONDS: Final = 12.0
 _NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305
 _MAX_HEAD_BYTES: Final = 64 * 1024
+_END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 class _Reader(asyncio.StreamReader):
@@ -162,16 +166,24 @@ class _Connection:
 class HttpConnections:
     """At most `max_connections` at a time.
 
-    Each is made within `connect_seconds`, with TLS for https. An exchange takes at most `exchange_seconds`.
+    Each is made within `connect_seconds`, with TLS for https, and through a tunnel of the URL's `proxy`, if there is
+    one. An exchange takes at most `exchange_seconds`.
     """
 
     def __init__(
-        self, *, max_connections: int, connect_seconds: float, exchange_seconds: float, tls: ssl.SSLContext | None
+        self,
+        *,
+        max_connections: int,
+        connect_seconds: float,
+        exchange_seconds: float,
+        tls: ssl.SSLContext | None,
+        proxy: Callable[[SplitResult], SplitResult | None] = lambda _: None,
     ) -> None:
         self._places = asyncio.Semaphore(max_connections)
         self._connect_seconds = connect_seconds
         self._exchange_seconds = exchange_seconds
         self._tls = tls
+        self._proxy = proxy
         # By scheme and host. The one that was used last is at the end, and is the next one to be used.
         self._idle: dict[tuple[str, str], list[_Connection]] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -215,19 +227,23 @@ class HttpConnections:
     async def _connect(self, url: SplitResult) -> _Connection:
         loop = asyncio.get_running_loop()
         is_tls = url.scheme == "https"
-        host, port = url.hostname or "", url.port or (443 if is_tls else 80)
+        proxy = self._proxy(url)
+        target = host, _ = _host_and_port(url)
+        to_host, to_port = target if proxy is None else _host_and_port(proxy)
         reader = _Reader(limit=_MAX_HEAD_BYTES, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
             async with asyncio.timeout(self._connect_seconds):
-                addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = await loop.getaddrinfo(to_host, to_port, type=socket.SOCK_STREAM)
                 if not addresses:
-                    message = f"the name {host!r} has no address"
+                    message = f"the name {to_host!r} has no address"
                     raise OSError(message)
                 # Every address is tried before the timeout, even if none of those before it answers.
                 delay = min(_NEXT_ADDRESS_SECONDS, self._connect_seconds / len(addresses))
                 sock = await start_connection(addresses, happy_eyeballs_delay=delay)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                if proxy is not None:
+                    await _tunnel(loop, sock, proxy, target)
                 transport, _ = await loop.create_connection(
                     lambda: protocol,
                     sock=sock,
@@ -235,7 +251,7 @@ class HttpConnections:
                     server_hostname=host if is_tls else None,
                 )
         except TimeoutError as error:
-            message = f"no connection to {host}:{port} within {self._connect_seconds:g} s"
+            message = f"no connection to {to_host}:{to_port} within {self._connect_seconds:g} s"
             raise TimeoutError(message) from error
         return _Connection(sock, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
@@ -248,6 +264,59 @@ class HttpConnections:
             while connections:
                 connections.pop().abort()
         await asyncio.sleep(0)  # the loop closes their sockets
+
+
+def _host_and_port(url: SplitResult) -> tuple[str, int]:
+    return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+
+
+async def _tunnel(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, proxy: SplitResult, target: tuple[str, int]
+) -> None:
+    """Let an HTTP proxy connect a socket to the target (RFC 9110, section 9.3.6).
+
+    Raises:
+        OSError: it refuses, or closes the connection. The message names the proxy without its password.
+        ValueError: its answer is not one of HTTP/1.1.
+    """
+    name, authority = _authority(*_host_and_port(proxy)), _authority(*target)
+    head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n"
+    if proxy.username is not None:
+        user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        head += f"Proxy-Authorization: Basic {b64encode(user.encode()).decode()}\r\n"
+    try:
+        await loop.sock_sendall(sock, f"{head}\r\n".encode())
+        answer = b""
+        while _END_OF_HEAD not in answer:
+            piece = await loop.sock_recv(sock, _MAX_HEAD_BYTES)
+            answer += piece
+            if not piece or len(answer) > _MAX_HEAD_BYTES:
+                break
+        _require_tunnel(answer, name, authority)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _require_tunnel(answer: bytes, proxy: str, target: str) -> None:
+    head, is_complete, rest = answer.partition(_END_OF_HEAD)
+    if not is_complete:
+        message = f"the proxy {proxy} closed the connection, or sent too much, instead of an answer to CONNECT"
+        raise ConnectionError(message)
+    status = parsed_head(head + _END_OF_HEAD).status
+    if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+        is_unknown = status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
+        advice = "check user and password in HTTPS_PROXY" if is_unknown else "let it connect there, or set NO_PROXY"
+        message = f"the proxy {proxy} refuses to connect to {target} with status {status}; {advice}"
+        raise ConnectionError(message)
+    if rest:
+        # The target says nothing before the client does.
+        message = f"the proxy {proxy} sent {len(rest)} bytes after its answer to CONNECT"
+        raise ConnectionError(message)
 
 
 def _take_usable(idle: list[_Connection], now: float) -> _Connection | None:

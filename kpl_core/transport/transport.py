@@ -4,6 +4,7 @@ Failures are values.
 """
 
 import contextlib
+import logging
 from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log: Final = logging.getLogger("kpl_core")
+_OTHER_BOTOCORE: Final = "this botocore has other internals"
 _TEXT: Final[tuple[type, ...]] = (str, type(None))
 # How much of an invalid answer an error message quotes.
 _SHOWN_CHARACTERS: Final = 100
@@ -93,7 +96,7 @@ def reason_for_botocore(config: Config) -> str | None:
     try:
         from kpl_core.transport.direct_transport import resolved  # noqa: PLC0415 - 0.1 s
     except ImportError:
-        return "this botocore has other internals"
+        return _OTHER_BOTOCORE
     found = resolved(config)
     return found if isinstance(found, str) else None
 
@@ -109,13 +112,18 @@ def import_transport(config: Config) -> None:
 
 
 def _prepared(config: Config, session: "AioSession | None", session_vars: "SessionVars") -> KinesisTransport:
+    reason = "the caller gave a session"
     if session is None:
+        reason = _OTHER_BOTOCORE
         with contextlib.suppress(ImportError):  # as above
             from kpl_core.transport.direct_transport import DirectTransport, resolved  # noqa: PLC0415 - 0.1 s
 
             found = resolved(config, session_vars)
             if not isinstance(found, str):
+                _log.info("requests use the producer's own connections")
                 return DirectTransport(config, found)
+            reason = found
+    _log.info("requests use botocore's client, because %s", reason)
     from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport, new_session  # noqa: PLC0415 - 0.3 s
 
     return AiobotocoreTransport(config, session=session or new_session(session_vars))

@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
+from botocore.session import Session
 from msgspec.structs import replace
 
 from benchmarks.sink_process import make_certificate
@@ -66,11 +68,11 @@ async def test_it_is_used_unless_a_session_is_given():
         ({"AWS_ACCESS_KEY_ID": ""}, {}),
         ({"AWS_DEFAULT_REGION": ""}, {}),
         ({"AWS_PROFILE": "unknown"}, {}),
-        ({"AWS_USE_FIPS_ENDPOINT": "true"}, {}),
-        ({"AWS_USE_DUALSTACK_ENDPOINT": "true"}, {}),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, {}),
-        ({"AWS_ENDPOINT_URL_KINESIS": "http://127.0.0.1:1"}, {}),
-        ({"HTTPS_PROXY": "http://127.0.0.1:1"}, {}),
+        ({"AWS_USE_FIPS_ENDPOINT": "true"}, {"endpoint_url": "http://127.0.0.1:1"}),
+        ({"AWS_USE_DUALSTACK_ENDPOINT": "true", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, {}),
+        ({"AWS_ENDPOINT_URL_KINESIS": "no URL"}, {}),
+        ({"AWS_CSM_ENABLED": "true"}, {}),
+        ({"HTTPS_PROXY": "https://127.0.0.1:1"}, {}),
     ],
 )
 def test_botocores_client_is_used_for_what_only_it_understands(environment, options, monkeypatch):
@@ -95,9 +97,8 @@ def test_why_the_resolvers_failed_is_logged_with_the_traceback(caplog, monkeypat
 def test_a_profile_with_settings_of_the_client_is_left_to_it(monkeypatch, tmp_path):
     profiles = tmp_path / "config"
     monkeypatch.setenv("AWS_CONFIG_FILE", str(profiles))
-    for line in ("endpoint_url = http://127.0.0.1:1", "services = mine", "kinesis =\n  signature_version = v4"):
-        profiles.write_text(f"[default]\n{line}\n")
-        assert resolved(Config()) == "AWS' configuration has endpoints or options of clients"
+    profiles.write_text("[default]\nkinesis =\n  signature_version = v4\n")
+    assert resolved(Config()) == "AWS' configuration has options of clients"
     profiles.write_text("[default]\nregion = eu-west-1\n")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     found = resolved(Config())
@@ -108,7 +109,7 @@ def test_a_profile_with_settings_of_the_client_is_left_to_it(monkeypatch, tmp_pa
 def test_a_proxy_does_not_count_for_an_address_of_this_machine(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     assert not isinstance(resolved(config("http://127.0.0.1:4567")), str)
-    assert resolved(config("http://kinesis.example")) == "a proxy is configured"
+    assert resolved(config("http://kinesis.example")) == "a proxy is configured that speaks TLS, or for http"
     monkeypatch.setenv("no_proxy", "kinesis.example")
     assert not isinstance(resolved(config("http://kinesis.example")), str)
 
@@ -127,6 +128,43 @@ def test_the_endpoint_is_the_one_of_botocores_rules(region, operation, account, 
     assert not isinstance(found, str)
     arn = account and f"arn:aws:kinesis:{region}:{account}:stream/s"
     assert found.endpoint(operation, arn).geturl() == f"https://{host}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "profile", "url"),
+    [
+        ({"AWS_ENDPOINT_URL_KINESIS": "http://a:1", "AWS_ENDPOINT_URL": "http://b:1"}, "endpoint_url = http://c:1", "http://a:1"),
+        ({"AWS_ENDPOINT_URL": "http://b:1"}, "services = mine", "http://b:1"),
+        ({}, "endpoint_url = http://c:1\nservices = mine", "http://d:1/path"),
+        ({}, "endpoint_url = http://c:1", "http://c:1"),
+        ({"AWS_ENDPOINT_URL": "http://b:1", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}, "",
+         "https://kinesis.eu-west-1.amazonaws.com"),
+        ({"AWS_USE_FIPS_ENDPOINT": "true"}, "", "https://kinesis-fips.eu-west-1.amazonaws.com"),
+        ({"AWS_USE_DUALSTACK_ENDPOINT": "true"}, "", "https://kinesis.eu-west-1.api.aws"),
+        ({}, "use_fips_endpoint = true\nuse_dualstack_endpoint = true", "https://kinesis-fips.eu-west-1.api.aws"),
+    ],
+)  # fmt: skip
+def test_the_endpoint_of_the_environment_or_the_profile_is_the_one_of_botocores_client(
+    environment, profile, url, monkeypatch, tmp_path
+):
+    profiles = tmp_path / "config"
+    profiles.write_text(f"[default]\n{profile}\n[services mine]\nkinesis =\n  endpoint_url = http://d:1/path\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(profiles))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = resolved(Config())
+    assert not isinstance(found, str)
+    assert found.endpoint("PutRecords", None).geturl() == url
+    client = Session().create_client("kinesis", aws_access_key_id="x", aws_secret_access_key="y")
+    assert urlsplit(client.meta.endpoint_url).netloc == urlsplit(url).netloc
+
+
+def test_the_endpoint_of_the_options_comes_first(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", "http://b:1")
+    found = resolved(Config(endpoint_url="http://own:1"))
+    assert not isinstance(found, str)
+    assert found.endpoint("PutRecords", None).geturl() == "http://own:1"
 
 
 # What it sends, to a server that answers with given bytes

@@ -1,0 +1,180 @@
+"""HTTPS through an HTTP proxy: real tunnels to a server on loopback, and proxies that refuse or misbehave."""
+
+import asyncio
+import ssl
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from benchmarks.sink_process import make_certificate
+from kpl_core import Config, Producer
+from kpl_core.transport import RequestFailure
+from kpl_core.transport.direct_transport import DirectTransport, resolved
+from kpl_integrations.local_kinesis import LocalKinesis
+from tests.transport.test_aiobotocore_transport import THREE, config, request_of
+
+pytestmark = pytest.mark.anyio
+# No proxy is asked for an address of this machine. The certificate is not verified: it is that of localhost.
+ENDPOINT = "https://kinesis.example:8443"
+PASSWORD = "hun/ter@2 %"
+
+
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return "asyncio", {"use_uvloop": request.param}
+
+
+@pytest.fixture(autouse=True)
+def _no_other_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Proxy:
+    """Connects each CONNECT to one server, or answers with given bytes. Notes the heads."""
+
+    def __init__(self, answer: bytes | None = None, to_port: int = 0) -> None:
+        self.answer = answer
+        self.to_port = to_port
+        self.heads: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+            if self.answer is not None:
+                writer.write(self.answer)
+                return
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.to_port)
+            # In two pieces.
+            writer.write(b"HTTP/1.1 200 Connection est")
+            await writer.drain()
+            await asyncio.sleep(0.005)
+            writer.write(b"ablished\r\nVia: a proxy\r\n\r\n")
+            await asyncio.gather(_copy(reader, to_writer), _copy(to_reader, writer))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while piece := await reader.read(65_536):
+            writer.write(piece)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def proxied(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, user: str = "") -> AsyncIterator[str]:
+    """Run a proxy that the environment names; yield its host and port."""
+    async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as listening:
+        name = "127.0.0.1:%d" % listening.sockets[0].getsockname()[1]  # noqa: UP031 - an f-string would need two names
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{user}{name}")
+        yield name
+
+
+def settings(**options: Any) -> Config:
+    return config(ENDPOINT, verify_ssl=False, **options)
+
+
+async def failure_over(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[str, str]:
+    """Return the proxy's name and the message of the failure of one request."""
+    async with proxied(proxy, monkeypatch, f"someone:{quote(PASSWORD, safe='')}@") as name:
+        found = resolved(settings(**options))
+        assert not isinstance(found, str)
+        transport = DirectTransport(settings(**options), found)
+        async with transport.open():
+            failure = await transport.put_records(request_of(*THREE))
+    assert isinstance(failure, RequestFailure)
+    assert failure.code == "Internal"
+    assert PASSWORD not in failure.message
+    assert quote(PASSWORD, safe="") not in failure.message
+    return name, failure.message
+
+
+@pytest.mark.parametrize("user", ["", "someone:" + quote(PASSWORD, safe="") + "@", "some%3Aone@"])
+async def test_records_are_delivered_through_a_tunnel(user: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    certificate = tmp_path / "server.pem"
+    if reason := make_certificate(certificate):
+        pytest.skip(reason)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    async with LocalKinesis({"orders": 2}, allow_hosts=["kinesis.example"]) as local:
+        plain_port = int(local.endpoint_url.rpartition(":")[2])
+
+        async def end_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", plain_port)
+            await asyncio.gather(_copy(reader, to_writer), _copy(to_reader, writer))
+
+        async with await asyncio.start_server(end_tls, "127.0.0.1", 0, ssl=tls) as secure:
+            proxy = Proxy(to_port=secure.sockets[0].getsockname()[1])
+            async with proxied(proxy, monkeypatch, user), Producer(settings()) as orders:
+                deliveries = await orders.put_many("orders", [(str(number), bytes(1_000)) for number in range(2_000)])
+                assert await deliveries.all_successful()
+    shown = {"": "", "some%3Aone@": "some:one:"}.get(user, f"someone:{PASSWORD}")
+    given = f"Proxy-Authorization: Basic {b64encode(shown.encode()).decode()}\r\n" if user else ""
+    wanted = f"CONNECT kinesis.example:8443 HTTP/1.1\r\nHost: kinesis.example:8443\r\n{given}\r\n"
+    assert {head.decode() for head in proxy.heads} == {wanted}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 5\r\n\r\nlogin",
+            "the proxy {} refuses to connect to kinesis.example:8443 with status 407; check user and password in HTTPS",
+        ),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "with status 403; let it connect there, or set NO_PROXY"),
+        (b"HTTP/1.1 502 Bad Gateway\r\n\r\n<html>", "with status 502;"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "with status 302;"),
+        (b"", "the proxy {} closed the connection, or sent too much, instead of an answer to CONNECT"),
+        (b"HTTP/1.1 200 OK\r\n", "the proxy {} closed the connection, or sent too much"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "the proxy {} closed the connection, or sent too much"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "SSH-2.0"),
+        (b"HTTP/1.1 200 OK\r\n\r\nmore", "the proxy {} sent 4 bytes after its answer to CONNECT"),
+        (b"HTTP/1.1 101 Switching\r\n\r\n", "switches to another protocol"),
+    ],
+    ids=["407", "403", "502", "302", "nothing", "cut", "endless", "no HTTP", "more", "101"],
+)
+async def test_a_tunnel_that_is_refused_names_the_proxy_without_its_password(
+    answer: bytes, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    name, message = await failure_over(Proxy(answer), monkeypatch)
+    assert words.format(name) in message
+
+
+async def test_a_proxy_that_does_not_answer_fails_the_request_in_time(monkeypatch: pytest.MonkeyPatch):
+    class Silent(Proxy):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+    name, message = await failure_over(Silent(), monkeypatch, connect_timeout_ms=50)
+    assert message == f"no connection to {name} within 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"HTTPS_PROXY": "127.0.0.1:9"}, None),
+        ({"HTTPS_PROXY": "http://[::1]:9"}, None),
+        ({"https_proxy": "//127.0.0.1:9"}, None),
+        ({"HTTPS_PROXY": "https://127.0.0.1:9"}, "a proxy is configured that speaks TLS, or for http"),
+        ({"HTTPS_PROXY": "https://127.0.0.1:9", "NO_PROXY": "kinesis.example"}, None),
+        ({"HTTP_PROXY": "http://127.0.0.1:9"}, None),
+    ],
+)
+def test_which_proxies_need_botocores_client(environment: dict[str, str], reason: str | None, monkeypatch):
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    found = resolved(settings())
+    assert (found if isinstance(found, str) else None) == reason
