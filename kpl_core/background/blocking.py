@@ -45,26 +45,16 @@ _logger: Final = logging.getLogger("kpl_core")
 _JOIN_GRACE_SECONDS: Final = 0.4
 # How long past its timeout a flush or close waits for an answer; a loop on a busy machine answers in this time.
 _STUCK_SECONDS: Final = 5.0
-# The bound of the last flush and of the close at the end of the process together. Most supervisors wait 10 seconds
-# or more before they kill.
+# Of the last flush and the close at the end of the process together: most supervisors kill after 10 s or later.
 _EXIT_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.02
 
 T = TypeVar("T")
 W = TypeVar("W")
 
-# The producer of `BlockingProducer.shared`, by process.
+# The producer of `BlockingProducer.shared`, and the lock for it, by process: a thread may hold it during a fork.
 _shared: "dict[int, BlockingProducer]" = {}
-_shared_lock = threading.Lock()
-
-
-def _renew_shared_lock() -> None:
-    """Replace the lock in a forked child: a thread that exists only in the parent may hold it."""
-    global _shared_lock  # noqa: PLW0603 - one for each process
-    _shared_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_shared_lock)
+_shared_locks: dict[int, threading.Lock] = {}
 
 
 class BlockingProducer(ProcessListener):
@@ -92,9 +82,8 @@ class BlockingProducer(ProcessListener):
             self._config, session=session, transport=transport, hooks=hooks, dead_letter_sink=dead_letter_sink
         )
         self._is_networked = transport is None
-        self._is_made_in_the_loop = (
-            self._config.spool is not None or self._config.dead_letters is not None or self._config.fairness is not None
-        )
+        needs = self._config.spool, self._config.dead_letters, self._config.fairness
+        self._is_made_in_the_loop = needs != (None, None, None)
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
         # Guards the inbox and its counts; notified when results or capacity have come.
         self._changed = threading.Condition(lock := threading.RLock())
@@ -124,8 +113,8 @@ class BlockingProducer(ProcessListener):
             ConfigError: it was opened with another config.
         """
         config = Config() if config is None else config
-        with _shared_lock:
-            producer = _shared.get(pid := os.getpid())
+        with _shared_locks.setdefault(pid := os.getpid(), threading.Lock()):
+            producer = _shared.get(pid)
             if producer is None or not producer.is_open:
                 # Only of this process: after a fork, the parent's is not ours.
                 _shared.clear()
@@ -196,13 +185,20 @@ class BlockingProducer(ProcessListener):
         """
         require_timeout(timeout)
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
-        if self._is_made_in_the_loop:
-            if self._sender.is_current:
-                return self._put_in_the_loop(stream, record)
-            self._require_open()
-            put_within = self._producer.internal.threads.put_within
-            return BlockingDelivery.of(self._changed, self._wait_for(lambda: put_within(stream, record, timeout)))
-        return self._put(stream, record, wait_until=math.inf if timeout is None else monotonic() + timeout)
+        self._require_open()
+        wait_until = math.inf if timeout is None else monotonic() + timeout
+        if self._sender.is_current and self._is_made_in_the_loop:
+            return self._put_in_the_loop(stream, record)
+        # A put must not overtake those that wait in the loop, such as a `put_many`.
+        if self._sender.is_current or not (self._is_made_in_the_loop or self._producer.internal.has_line(record)):
+            return self._put(stream, record, wait_until=wait_until)
+
+        async def put() -> Delivery:
+            await self._empty_inbox()
+            left = None if timeout is None else max(0.0, wait_until - monotonic())
+            return await self._producer.internal.threads.put_within(stream, record, left)
+
+        return BlockingDelivery.of(self._changed, self._wait_for(put))
 
     def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> BlockingDeliveries:
         """Accept many user records in their order, waiting for room; all are checked before any is put.
@@ -215,20 +211,25 @@ class BlockingProducer(ProcessListener):
         self._require_open()
         checked = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
         if self._sender.is_current and not self._is_made_in_the_loop:
-            return BlockingDeliveries(self._changed, self._put_at_once(stream, checked))
+            self.drain(self._producer)
+            user_records = (each if isinstance(each, UserRecord) else UserRecord(*each) for each in checked)
+            made = [self._producer.internal.put_record_nowait(stream, each) for each in user_records]
+            return BlockingDeliveries(self._changed, Deliveries.of(made))
 
         async def put() -> Deliveries:
-            # What this thread put before comes first.
-            await self._sender.put_queued(None)
+            await self._empty_inbox()
             return await self._producer.put_many(stream, checked)
 
         return BlockingDeliveries(self._changed, self._wait_for(put))
 
-    def _put_at_once(self, stream: str, records: Iterable[tuple[str, bytes] | UserRecord]) -> Deliveries:
-        """Put in the producer's own thread, which cannot wait for room."""
+    async def _empty_inbox(self) -> None:
+        """Hand over what is in the inbox: what a thread put before comes before what it puts in the loop."""
+        is_drained = self.watch_drained()
         self.drain(self._producer)
-        user_records = (each if isinstance(each, UserRecord) else UserRecord(*each) for each in records)
-        return Deliveries.of([self._producer.internal.put_record_nowait(stream, each) for each in user_records])
+        while not is_drained():
+            # What the producer has batched leaves now, which makes room.
+            await self._producer.flush(_LOOK_SECONDS)
+            self.drain(self._producer)
 
     def _put_in_the_loop(self, stream: str, record: UserRecord) -> BlockingDelivery:
         """Put as `Producer` does: to the spool if the buffer is full, and within the share of the flow."""
@@ -297,7 +298,6 @@ class BlockingProducer(ProcessListener):
 
     def _wait_for_capacity(self, size: int, tier: Tier, wait_until: float | None) -> None:
         if wait_until is None or self._sender.is_current:
-            # In the loop's thread a wait would keep capacity from coming.
             raise self._full()
         timeout = min(max(0.0, wait_until - monotonic()), threading.TIMEOUT_MAX)
         self._waiting.append((size, tier))
@@ -310,8 +310,8 @@ class BlockingProducer(ProcessListener):
 
     def _require_admission(self) -> None:
         if not self.intake.admits():
-            report = self._producer.report()
-            raise BufferFull(NOT_ADMITTED, outstanding_records=report.buffered, outstanding_bytes=report.buffered_bytes)
+            now = self._producer.report()
+            raise BufferFull(NOT_ADMITTED, outstanding_records=now.buffered, outstanding_bytes=now.buffered_bytes)
 
     def _full(self) -> BufferFull:
         return self._producer.buffer_limit.full(more_records=len(self._inbox), more_bytes=self._inbox_bytes)
@@ -482,9 +482,9 @@ class BlockingProducer(ProcessListener):
             _logger.warning("the producer's thread is held up, by a hook or a callback that does not return")
             return msgspec.structs.replace(self._producer.report(), complete=False)
         except SenderEnded as ended:
-            if self._report is not None:
-                return self._report
-            raise self._closed() from ended
+            if self._report is None:
+                raise self._closed() from ended
+            return self._report
 
     def _wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:

@@ -70,20 +70,19 @@ def parsed_head(head: bytes) -> AnswerHead:
         raise ValueError(message)
     headers = _headers(lines)
     keeps = match[1] == b"1.1" and "close" not in headers.get("connection", "").lower()
+    coding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if coding is not None and (length is not None or coding.lower() != "chunked"):
+        message = (
+            f"the answer has the Transfer-Encoding {coding[:_SHOWN_BYTES]!r} and the Content-Length "
+            f"{length and length[:_SHOWN_BYTES]!r}; the one must be 'chunked', without the other"
+        )
+        raise ValueError(message)
+    body_bytes = None if length is None else _content_length(length)
     if status in _STATUSES_WITHOUT_BODY or status < FIRST_FINAL_STATUS:
         return AnswerHead(status, headers, keeps, length=0, chunked=False)
-    coding, length = headers.get("transfer-encoding"), headers.get("content-length")
     if coding is not None:
-        if length is not None or coding.lower() != "chunked":
-            message = (
-                f"the answer has the Transfer-Encoding {coding[:_SHOWN_BYTES]!r} and the Content-Length "
-                f"{length and length[:_SHOWN_BYTES]!r}; the one must be 'chunked', without the other"
-            )
-            raise ValueError(message)
         return AnswerHead(status, headers, keeps, length=None, chunked=True)
-    if length is None:
-        return AnswerHead(status, headers, keeps=False, length=None, chunked=False)
-    return AnswerHead(status, headers, keeps, length=_content_length(length), chunked=False)
+    return AnswerHead(status, headers, keeps and body_bytes is not None, length=body_bytes, chunked=False)
 
 
 def _headers(lines: list[bytes]) -> dict[str, str]:

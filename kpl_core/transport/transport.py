@@ -120,7 +120,7 @@ def _prepared(config: Config, session: "AioSession | None", session_vars: "Sessi
 
             found = resolved(config, session_vars)
             if not isinstance(found, str):
-                _log.info("requests use the producer's own connections")
+                _log.debug("requests use the producer's own connections")
                 return DirectTransport(config, found)
             reason = found
     _log.info("requests use botocore's client, because %s", reason)

@@ -169,3 +169,27 @@ def test_put_many_that_waits_ends_when_the_producer_closes():
         orders.close(timeout=0.1)
         thread.join(20)
     assert len(ended) == 1
+
+
+def test_a_large_put_many_and_single_puts_beside_it_both_get_room():
+    """Each used to get what the other one freed, so that one of them waited until the other one had ended."""
+    puts = 0
+    stopped = threading.Event()
+
+    def put_one_by_one() -> None:
+        nonlocal puts
+        while not stopped.is_set():
+            orders.put(STREAM, partition_key=str(puts), data=b"x", timeout=20.0)
+            puts += 1
+
+    with blocking(transport(latency_seconds=0.002), max_outstanding_records=100) as orders:
+        thread = threading.Thread(target=put_one_by_one)
+        thread.start()
+        try:
+            orders.put_many(STREAM, [(str(number), b"x") for number in range(5_000)])
+            beside = puts
+        finally:
+            stopped.set()
+            thread.join(20)
+    # Before, a hundred thousand puts had room first, or none.
+    assert 5 <= beside <= 10_000

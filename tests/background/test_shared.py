@@ -60,7 +60,9 @@ def test_a_forked_child_opens_its_own(config: Config) -> None:
 
 
 def test_a_child_forked_while_another_thread_opens_the_shared_producer_opens_its_own(config: Config) -> None:
-    with blocking._shared_lock:  # noqa: SLF001 - as a call in another thread holds it
+    lock = blocking._shared_locks.setdefault(os.getpid(), threading.Lock())  # noqa: SLF001 - of the shared producer
+    # As a call in another thread holds it.
+    with lock:
         child = os.fork()
         if child == 0:
             # A child that waits for the lock ends with this signal.

@@ -239,3 +239,24 @@ async def test_hooks_hear_of_a_share_whose_bytes_alone_have_changed():
     limit = (500.0, 5.02e5)
     await anyio.sleep(3 * INTERVAL)
     assert await told() == []
+
+
+async def test_hooks_hear_of_the_share_of_a_shard_that_was_away():
+    facts: list[Fact] = []
+    usages = {"orders/shard-0": Usage((1_000.0, 1e6), (0.0, 0.0))}
+    worker = CoordinationWorker(
+        Virtual(),
+        CoordinationOptions(store="memory://unused", interval_seconds=INTERVAL, max_workers=4),
+        usages=lambda: usages,
+        apply_shares=lambda _: None,
+        tell=facts.append,
+        clock=anyio.current_time,
+    )
+    told: list[int] = []
+    for present in (usages, {}, usages):
+        usages = present
+        facts.clear()
+        await worker.step()
+        told.append(sum(isinstance(fact, ShareChanged) for fact in facts))
+        await anyio.sleep(3 * INTERVAL)
+    assert told == [1, 0, 1]

@@ -4,6 +4,7 @@ import pytest
 
 from kpl_core.durability.breaker_gate import WHOLE_STREAM, BreakerGate
 from kpl_core.durability.circuit_breaker import Decision
+from kpl_core.hooks import BreakerChanged
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import BreakerPolicy, TierPolicy
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
@@ -90,3 +91,17 @@ def test_records_that_wait_leave_as_soon_as_the_probes_have_closed_the_breaker()
     assert breakers.take_ready(2.0) == []
     breakers.answered(PutRecordsRequest("s", probes, started_at=2.0), [PutRecordsEntry("1", LEFT)] * 4, 2.1)
     assert breakers.take_ready(2.1) == [waits]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (PutRecordsEntry(None, None, "InternalFailure", "m"), "InternalFailure"),
+        (PutRecordsEntry(None, None, None, None), "Internal"),
+    ],
+)
+def test_the_fact_of_a_shard_that_fails_has_the_code_of_its_last_record(answer, code):
+    breakers = gate_of()
+    breakers.answered(request(LEFT, 20, 0.9), [THROTTLED] * 19 + [answer], 1.0)
+    breakers.take_ready(1.0)
+    assert breakers.take_facts() == [BreakerChanged("s", LEFT, "open", code)]

@@ -183,6 +183,7 @@ def test_a_window_of_a_million_answers_takes_the_memory_of_one():
     try:
         for _ in range(20_000):
             adaptive.update(0.1, False, 0, 1.0)
-        assert tracemalloc.get_traced_memory()[0] < 10_000
+        # An entry for each would take 2 MB. The interpreter keeps up to 2,000 freed tuples, which are 128 KB.
+        assert tracemalloc.get_traced_memory()[0] < 500_000
     finally:
         tracemalloc.stop()

@@ -7,7 +7,7 @@ from typing import Any
 
 import h11
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from kpl_core.transport.http_answers import parsed_head
 from kpl_core.transport.http_connections import _Connection, _Reader
@@ -162,6 +162,7 @@ pieces = st.sampled_from(
 
 
 @given(st.sampled_from(sorted(ACCEPTED.values())), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 2), pieces)))
+@example(b"HTTP/1.1 204 No\r\nContent-Length: 2\r\n\r\n", [(32, 0, b"0")])
 @settings(max_examples=150)
 def test_every_changed_answer_that_is_accepted_is_read_as_h11_reads_it(answer, changes):
     for place, deleted, inserted in changes[:3]:

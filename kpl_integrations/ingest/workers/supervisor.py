@@ -10,6 +10,7 @@ Why this is no standard supervisor: docs/decisions/0023 and 0041.
 
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -288,12 +289,11 @@ class Supervisor:
 
     async def _start(self, worker: _Worker) -> tuple[Process, socket, bytes]:
         """Start a process; return it with this end of its connection, and its instructions."""
-        # Sockets that were closed are bound again: then no process runs that has the old ones.
-        sockets = [] if worker.socket is None else [each.descriptor() for each in self._sockets]
-        descriptors = Descriptors(counts=worker.memory.descriptor, sockets=sockets)
         own, other = socketpair()
-        try:
-            with other:
+        with contextlib.ExitStack() as copies:
+            copies.enter_context(other)
+            try:
+                descriptors = Descriptors(counts=worker.memory.descriptor, sockets=self._copies(worker, copies))
                 process = await anyio.open_process(
                     self._command,
                     stdin=other.fileno(),
@@ -303,10 +303,22 @@ class Supervisor:
                     start_new_session=True,
                     pass_fds=descriptors.all,
                 )
-        except OSError:
-            own.close()
-            raise
-        return process, own, self._instructions(worker.identity, descriptors)
+            except OSError:
+                own.close()
+                raise
+            return process, own, self._instructions(worker.identity, descriptors)
+
+    def _copies(self, worker: _Worker, copies: contextlib.ExitStack) -> list[int]:
+        """Return descriptors of all sockets for a process that is about to start, open until `copies` is closed.
+
+        `stop` closes the sockets at any moment, and their numbers may then belong to other files. Sockets that were
+        closed before are bound again: then no process runs that has the old ones.
+        """
+        made = []
+        for each in self._sockets if worker.socket is not None else []:
+            made.append(os.dup(each.descriptor()))
+            copies.callback(os.close, made[-1])
+        return made
 
     async def _receive(self, worker: _Worker, channel: Channel, background: TaskGroup) -> None:
         """Handle a worker's messages until its process is gone."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, CombinedFlow, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, UNVERIFIED, CombinedFlow, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.tenants import Tenant
 
 pytestmark = pytest.mark.anyio
@@ -98,9 +98,9 @@ async def test_a_request_with_a_wrong_key_exempts_no_connection_from_pauses(tena
     reader.close()
 
 
-async def test_a_wrong_key_on_a_tenants_connection_is_refused_above_the_share_of_its_address():
+async def test_a_wrong_key_on_a_tenants_connection_is_refused_above_the_share_of_all_unverified_clients():
     turns = late_turns()
-    turns.charge(("address", "192.0.2.1"), 1.0, 1e4)
+    turns.charge(UNVERIFIED, 1.0, 1e4)
     reader = ConnectionReader(StagedConnection(), turns, "192.0.2.1")
     reader.claim(Tenant(id="quiet"))
     assert not reader.refuses()

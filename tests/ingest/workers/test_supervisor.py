@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -242,6 +243,29 @@ async def test_a_worker_that_cannot_be_started_for_a_moment_is_started_again(mon
     assert f"worker 0 could not be started: {os.strerror(errno.EAGAIN)}" in caplog.messages
 
 
+@pytest.mark.anyio
+async def test_a_worker_that_starts_while_the_gateway_stops_gets_sockets(monkeypatch):
+    """It got the numbers of sockets that were closed meanwhile, which other files may have."""
+    really_open = anyio.open_process
+    others: list[int] = []
+    passed: list[bool] = []
+
+    async def slowly(*args, pass_fds, **given):
+        supervisor.stop()
+        others.extend(descriptor for _ in range(10) for descriptor in os.pipe())
+        passed.extend(stat.S_ISSOCK(os.fstat(each).st_mode) for each in pass_fds[1:])
+        return await really_open(*args, pass_fds=pass_fds, **given)
+
+    monkeypatch.setattr(anyio, "open_process", slowly)
+    supervisor = supervisor_of(DIES, lambda *_: b"{}", listening_sockets("127.0.0.1", 0, 2))
+    with anyio.fail_after(_SECONDS):
+        await supervisor.run()
+    for each in others:
+        os.close(each)
+    assert len(passed) >= 2
+    assert all(passed)
+
+
 @only_linux
 @pytest.mark.anyio
 async def test_another_worker_accepts_from_the_socket_of_a_dead_one_until_its_replacement_listens(tmp_path):
@@ -346,12 +370,13 @@ async def test_when_the_last_of_several_dying_workers_ends_connections_to_all_of
 async def test_a_socket_that_a_starting_worker_has_stays_open():
     """It would keep the socket open, and once it listens it would not accept the connections that wait there."""
     sockets = listening_sockets("127.0.0.1", 0, 2)
+    first = os.fstat(sockets[0].fileno())
     same = []
 
     def instructions(identity, descriptors):
         if identity.worker == 1:
             return b"starts and never listens"
-        same.append(descriptors.sockets[0] == sockets[0].fileno())
+        same.append(os.path.samestat(os.fstat(descriptors.sockets[0]), first))
         if len(same) == 12:
             supervisor.stop()
         return b"dies"
