@@ -145,7 +145,7 @@ class _CountedEnvelope(msgspec.Struct):
 
 
 _RECORD: Final = msgspec.json.Decoder(WireRecord)
-_LINES: Final = msgspec.json.Decoder(list[WireRecord])
+_RECORDS_OF_ARRAY: Final = msgspec.json.Decoder(list[WireRecord])
 _BODY: Final = msgspec.json.Decoder(_Body)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 _COUNTED_ENVELOPE: Final = msgspec.json.Decoder(_CountedEnvelope)
@@ -169,23 +169,25 @@ def pairs_of_json(body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None)
 
 def pairs_of_ndjson(body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None) -> Pairs | None:
     """Return keys and data of NDJSON, or None if a record needs `ndjson_body`."""
-    lines = _array_of_lines(body)
+    array, lines = _array_of_lines(body)
     for form in _FORMS:
         try:
-            records = form.in_array.decode(lines)
+            records = form.in_array.decode(array)
         except MALFORMED:
             continue
-        return form.pairs(records, body, limits, keys)
+        return form.pairs(records, body, limits, keys) if len(records) == lines else None
     return None
 
 
-def _array_of_lines(body: bytes) -> bytes:
-    """Return a JSON array of the lines, which is valid if each has one record.
+def _array_of_lines(body: bytes) -> tuple[bytes, int]:
+    """Return a JSON array of the lines, and their number. It is valid and has so many records if each line is one.
 
-    A comma stands before each line break. Where the line break is inside a record, no comma is valid. JSON has no line
-    break in a string. The decoder's own `decode_lines` takes any blanks between records.
+    A comma stands before each line break. Inside a record no comma is valid there, and no line break in a string. The
+    decoder's own `decode_lines` takes any blanks between records.
     """
-    return b"[%b]" % body.strip(BLANKS).replace(b"\n", b",\n")
+    text = body.strip(BLANKS)
+    array = text.replace(b"\n", b",\n")
+    return b"[%b]" % array, len(array) - len(text) + 1
 
 
 def _text_pairs(records: list[TextRecord], *_: object) -> Pairs:
@@ -321,12 +323,15 @@ def ndjson_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decod
         DecodeRefusal: the body is not UTF-8, or has no records or too many.
     """
     require_text(body)
+    array, lines = _array_of_lines(body)
     try:
-        lines = _LINES.decode(_array_of_lines(body))
+        records = _RECORDS_OF_ARRAY.decode(array)
     except MALFORMED:
         return _each_line(body, limits, keys)
-    require_count(len(lines), limits)
-    return _decoded(lines, limits, keys)
+    if len(records) != lines:
+        return _each_line(body, limits, keys)
+    require_count(lines, limits)
+    return _decoded(records, limits, keys)
 
 
 def record_in_steps(

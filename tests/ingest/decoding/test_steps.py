@@ -4,7 +4,7 @@ import gzip
 import json
 from collections.abc import Generator
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import zstandard
@@ -26,11 +26,11 @@ from kpl_integrations.ingest.decoding import (
 from kpl_integrations.ingest.decoding.json_text import string_in_steps, too_deep
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
 from kpl_integrations.ingest.decoding.put_records_body import put_records_in_steps
+from kpl_integrations.ingest.decoding.record_counts import result_of
 from kpl_integrations.ingest.decoding.steps import STEP_BYTES, STEP_RECORDS, STEP_TOKENS, ArrayRuns
 from kpl_integrations.kinesis_protocol.requests import PutRecords, RequestRefused
 from kpl_integrations.kinesis_protocol.wire import request_of, wire_of
 
-T = TypeVar("T")
 NDJSON, NATIVE, BATCH = "application/x-ndjson", "application/json", "application/cloudevents-batch+json"
 LIMITS = DecodeLimits(max_records=3_000, max_uncut_bytes=200_000)
 NO_DEEPER = too_deep("an element", 64)
@@ -53,14 +53,6 @@ record = st.fixed_dictionaries(
 )
 
 
-def finished(steps: Generator[None, None, T]) -> T:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-
 def cut(body: bytes, size: int) -> Any:
     return iter([body[at : at + size] for at in range(0, len(body), size)])
 
@@ -75,7 +67,7 @@ def at_once(content_type: str, body: bytes) -> Decoded | str:
 def in_steps(content_type: str, body: bytes, size: int) -> Decoded | str:
     steps = decode_in_steps(content_type, cut(body, size), limits=LIMITS, headers={}, new_key=lambda: "new")
     try:
-        decoded = finished(steps)
+        decoded = result_of(steps)
     except DecodeRefusal as refusal:
         return refusal.code
     return decoded.with_records()
@@ -111,7 +103,7 @@ def test_a_string_in_steps_is_the_whole_string(piece_bytes, monkeypatch, charact
     escaped = [json.dumps(each, ensure_ascii=drawn.draw(st.booleans()))[1:-1] for each in characters]
     monkeypatch.setattr(json_text, "_PIECE_BYTES", piece_bytes)
     steps = string_in_steps(f'"{"".join(escaped)}"'.encode())
-    assert finished(steps) == "".join(characters).encode()
+    assert result_of(steps) == "".join(characters).encode()
 
 
 @pytest.mark.parametrize("form", ['{"data":%s}', '{"data":%s}\n', '{"records":[{"data":%s}]}'])
@@ -175,7 +167,7 @@ def test_resources_in_steps_are_those_of_the_whole_export(resources, size, is_js
 
     whole = outcome(lambda: otlp_records("logs", media_type, body, limits=limits, partition_key="k"))
     steps = otlp_in_steps("logs", media_type, cut(body, size), limits=limits, partition_key="k")
-    assert outcome(lambda: finished(steps)) == whole
+    assert outcome(lambda: result_of(steps)) == whole
 
 
 @given(st.binary(max_size=300), st.integers(1, 40))
@@ -232,7 +224,7 @@ def test_no_step_has_many_bytes_or_records(encoding, data_bytes, monkeypatch):
                 1
             ],
         )
-        result = finished(steps)
+        result = result_of(steps)
         monkeypatch.undo()
         assert len(result.pairs or ()) == count
         assert max(sizes) <= STEP_BYTES
@@ -250,7 +242,7 @@ def _counted(pieces: Any, sizes: list[int]) -> Any:
 def test_a_refusal_says_in_which_part_of_the_body_it_is():
     body = b"\n".join([b'{"data":"x"}'] * 2_000 + [b'{"data":"\xff"}'])
     with pytest.raises(DecodeRefusal) as raised:
-        finished(decode_in_steps(NDJSON, cut(body, 5_000), limits=LIMITS, headers={}))
+        result_of(decode_in_steps(NDJSON, cut(body, 5_000), limits=LIMITS, headers={}))
     assert "the part of the body that begins with records[" in raised.value.detail
 
 
@@ -273,7 +265,7 @@ def test_put_records_in_steps_is_the_whole_request(text):
     body = (text % (ENTRY, ENTRY)).encode()
     found: list[object] = []
     for decoder in (
-        lambda: finished(put_records_in_steps(body, 10_000)),
+        lambda: result_of(put_records_in_steps(body, 10_000)),
         lambda: request_of(wire_of(None), "PutRecords", body),
     ):
         try:
@@ -287,8 +279,10 @@ def test_put_records_in_steps_is_the_whole_request(text):
 def test_a_large_request_with_too_many_records_is_refused_like_a_small_one():
     body = f'{{"StreamName":"s","Records":[{",".join([ENTRY] * 700)}]}}'.encode()
     with pytest.raises(RequestRefused, match="length less than or equal to 500"):
-        finished(put_records_in_steps(body, 10_000))
-    assert isinstance(finished(put_records_in_steps(body.replace(ENTRY.encode() + b",", b"", 200), 10_000)), PutRecords)
+        result_of(put_records_in_steps(body, 10_000))
+    assert isinstance(
+        result_of(put_records_in_steps(body.replace(ENTRY.encode() + b",", b"", 200), 10_000)), PutRecords
+    )
 
 
 def test_an_array_is_cut_between_its_elements_only():
@@ -308,7 +302,7 @@ def test_a_long_text_after_the_array_is_refused_before_it_is_read(content_type, 
     sizes: list[int] = []
     pieces = _counted(cut(start + b" " * (1 << 20), 1_000), sizes)
     with pytest.raises(DecodeRefusal, match="after the array come more than"):
-        finished(decode_in_steps(content_type, pieces, limits=LIMITS, headers={}))
+        result_of(decode_in_steps(content_type, pieces, limits=LIMITS, headers={}))
     assert sum(sizes) < 10_000
 
 
@@ -404,7 +398,7 @@ def test_a_long_record_that_is_nested_too_deep_is_refused(form, deep):
     media_type = BATCH if form[0] == "[" else NDJSON if "\n" in form else NATIVE
     body = (form % f"[{deep}{',[]' * 30_000}]").encode()
     with pytest.raises(DecodeRefusal, match=r"(data|an event) is nested more than 64 deep; flatten it") as raised:
-        finished(decode_in_steps(media_type, cut(body, STEP_BYTES), limits=LIMITS, headers={}))
+        result_of(decode_in_steps(media_type, cut(body, STEP_BYTES), limits=LIMITS, headers={}))
     assert raised.value.code == "too-deep"
 
 

@@ -1,8 +1,7 @@
 """What JSON and CBOR do not allow is refused alike in small bodies and in large ones, which are decoded in steps."""
 
 import json
-from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any
 
 import cbor2
 import pytest
@@ -19,10 +18,10 @@ from kpl_integrations.ingest.decoding import (
 )
 from kpl_integrations.ingest.decoding.otlp_body import JSON
 from kpl_integrations.ingest.decoding.put_records_body import put_records_in_steps
+from kpl_integrations.ingest.decoding.record_counts import result_of
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from kpl_integrations.kinesis_protocol.wire import request_of, wire_of
 
-T = TypeVar("T")
 NDJSON, NATIVE, EVENT = "application/x-ndjson", "application/json", "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 LIMITS = DecodeLimits()
@@ -38,21 +37,13 @@ NATIVE_TEXTS = [
 ]
 
 
-def finished(steps: Generator[None, None, T]) -> T:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-
 def both_ways(content_type: str, body: bytes, size: int = 7) -> list[Any]:
     """Return the records and the index of each problem, or the code of the refusal: at once, and in steps."""
     found: list[Any] = []
     pieces = iter([body[at : at + size] for at in range(0, len(body), size)])
     for decoded in (
         lambda: decode(content_type, body, limits=LIMITS, headers={}, new_key=lambda: "new"),
-        lambda: finished(
+        lambda: result_of(
             decode_in_steps(content_type, pieces, limits=LIMITS, headers={}, new_key=lambda: "new")
         ).with_records(),
     ):
@@ -85,13 +76,13 @@ def test_only_the_four_blanks_of_json_may_be_between_its_tokens(content_type, te
 @pytest.mark.parametrize("blank", ["\v", "\f"])
 def test_put_records_has_only_the_blanks_of_json(blank):
     text = f' {{ "StreamName" : "s" , "Records" : [ {ENTRY} , {ENTRY} ] }} '
-    assert len(finished(put_records_in_steps(text.encode(), 10_000)).records or []) == 2
+    assert len(result_of(put_records_in_steps(text.encode(), 10_000)).records or []) == 2
     for at in places(text):
         body = (text[:at] + blank + text[at + 1 :]).encode()
         with pytest.raises(RequestRefused):
             request_of(wire_of(None), "PutRecords", body)
         with pytest.raises(RequestRefused):
-            finished(put_records_in_steps(body, 10_000))
+            result_of(put_records_in_steps(body, 10_000))
 
 
 @pytest.mark.parametrize("blank", ["\v", "\f"])
@@ -102,7 +93,7 @@ def test_an_export_request_has_only_the_blanks_of_json(blank):
         with pytest.raises(DecodeRefusal):
             otlp_records("logs", JSON, body, limits=LIMITS, partition_key="k")
         with pytest.raises(DecodeRefusal):
-            finished(otlp_in_steps("logs", JSON, iter([body[:20], body[20:]]), limits=LIMITS, partition_key="k"))
+            result_of(otlp_in_steps("logs", JSON, iter([body[:20], body[20:]]), limits=LIMITS, partition_key="k"))
 
 
 blanks = st.sampled_from(["", "", "", " ", "\n", "\r\n", "\t", "\n\n"])
@@ -116,7 +107,7 @@ def ndjson(draw: st.DrawFn) -> str:
     for _ in range(draw(st.integers(0, 4))):
         value = draw(members).replace("{}", "{" + draw(blanks) + "}").replace("},{", "}" + draw(blanks) + ",{")
         text += "".join(f"{token}{draw(blanks)}" for token in ("{", '"data"', ":", value, "}"))
-        text += draw(st.sampled_from(["\n", "\n", "\n", "", " ", "\r\n", "\n \n"]))
+        text += draw(st.sampled_from(["\n", "\n", "\n", "", " ", ",", ",\n", "\r\n", "\n \n"]))
     return text
 
 
@@ -124,6 +115,8 @@ def ndjson(draw: st.DrawFn) -> str:
 @example('{"data":"x"}{"data":"y"}\n{"data":\n"z"}', 60)
 @example('{"data":\n{"data":1}\n}', 60)
 @example('\n{"data":1}', 60)
+@example('{"data":1},{"data":2}', 60)
+@example('{"data":1}\n{"data":2},{"data":3}\n\n{"data":4}', 60)
 def test_a_record_of_ndjson_is_one_line_and_a_line_is_one_record(text, size):
     lines = [line for line in text.split("\n") if line.strip(" \t\r")]
     valid: list[int] = []
@@ -183,14 +176,14 @@ def test_an_export_request_has_any_members_after_its_array(tail, is_valid):
     for pieces in ([body], [body[:30], body[30:40], body[40:]]):
         steps = otlp_in_steps("logs", JSON, iter(pieces), limits=LIMITS, partition_key="k")
         if is_valid:
-            assert [each.data for each in finished(steps)] == [body]
+            assert [each.data for each in result_of(steps)] == [body]
         else:
             with pytest.raises(DecodeRefusal) as raised:
-                finished(steps)
+                result_of(steps)
             assert raised.value.status == 400
 
 
 def test_a_second_array_of_a_large_export_request_is_refused():
     body = b'{"resourceLogs":[{"a":1}],"resourceLogs":[{"b":2}]}'
     with pytest.raises(DecodeRefusal, match="resourceLogs is there twice; send one array"):
-        finished(otlp_in_steps("logs", JSON, iter([body[:20], body[20:]]), limits=LIMITS, partition_key="k"))
+        result_of(otlp_in_steps("logs", JSON, iter([body[:20], body[20:]]), limits=LIMITS, partition_key="k"))
