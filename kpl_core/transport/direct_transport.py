@@ -118,7 +118,7 @@ def _resolved(config: Config, session: Any) -> Resolved | str:  # noqa: ANN401 -
     proxy = _proxy_of(url)
     credentials = _credentials(config, session, region)
     if proxy is not None and (proxy.scheme, url.scheme) != ("http", "https"):
-        return "a proxy is configured that speaks TLS, or for http"
+        return "a proxy is configured that is not an HTTP proxy for https"
     if credentials is None:
         return "no credentials are found"
     tls = _tls(config, session) if url.scheme == "https" else None

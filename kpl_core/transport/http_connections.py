@@ -228,22 +228,12 @@ class HttpConnections:
         loop = asyncio.get_running_loop()
         is_tls = url.scheme == "https"
         proxy = self._proxy(url)
-        target = host, _ = _host_and_port(url)
-        to_host, to_port = target if proxy is None else _host_and_port(proxy)
+        host, port = _host_and_port(url)
         reader = _Reader(limit=_MAX_HEAD_BYTES, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
             async with asyncio.timeout(self._connect_seconds):
-                addresses = await loop.getaddrinfo(to_host, to_port, type=socket.SOCK_STREAM)
-                if not addresses:
-                    message = f"the name {to_host!r} has no address"
-                    raise OSError(message)
-                # Every address is tried before the timeout, even if none of those before it answers.
-                delay = min(_NEXT_ADDRESS_SECONDS, self._connect_seconds / len(addresses))
-                sock = await start_connection(addresses, happy_eyeballs_delay=delay)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                if proxy is not None:
-                    await _tunnel(loop, sock, proxy, target)
+                sock = await (self._socket(loop, host, port) if proxy is None else self._through(proxy, host, port))
                 transport, _ = await loop.create_connection(
                     lambda: protocol,
                     sock=sock,
@@ -251,9 +241,32 @@ class HttpConnections:
                     server_hostname=host if is_tls else None,
                 )
         except TimeoutError as error:
-            message = f"no connection to {to_host}:{to_port} within {self._connect_seconds:g} s"
+            way = "" if proxy is None else f" through the proxy {_authority(*_host_and_port(proxy))}"
+            message = f"no connection to {_authority(host, port)}{way} within {self._connect_seconds:g} s"
             raise TimeoutError(message) from error
         return _Connection(sock, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+
+    async def _socket(self, loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        if not addresses:
+            message = f"the name {host!r} has no address"
+            raise OSError(message)
+        # Every address is tried before the timeout, even if none of those before it answers.
+        delay = min(_NEXT_ADDRESS_SECONDS, self._connect_seconds / len(addresses))
+        sock = await start_connection(addresses, happy_eyeballs_delay=delay)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return sock
+
+    async def _through(self, proxy: SplitResult, host: str, port: int) -> socket.socket:
+        """Return a socket that a proxy has connected to a host; raises as `_tunnel`."""
+        loop = asyncio.get_running_loop()
+        try:
+            sock = await self._socket(loop, *_host_and_port(proxy))
+        except OSError as error:
+            message = f"the proxy {_authority(*_host_and_port(proxy))} cannot be reached: {error}"
+            raise ConnectionError(message) from error
+        await _tunnel(loop, sock, proxy, (host, port))
+        return sock
 
     async def close(self) -> None:
         """Close the idle connections now, and the others after their exchange."""

@@ -109,7 +109,7 @@ def test_a_profile_with_settings_of_the_client_is_left_to_it(monkeypatch, tmp_pa
 def test_a_proxy_does_not_count_for_an_address_of_this_machine(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     assert not isinstance(resolved(config("http://127.0.0.1:4567")), str)
-    assert resolved(config("http://kinesis.example")) == "a proxy is configured that speaks TLS, or for http"
+    assert resolved(config("http://kinesis.example")) == "a proxy is configured that is not an HTTP proxy for https"
     monkeypatch.setenv("no_proxy", "kinesis.example")
     assert not isinstance(resolved(config("http://kinesis.example")), str)
 

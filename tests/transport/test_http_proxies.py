@@ -77,7 +77,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def proxied(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, user: str = "") -> AsyncIterator[str]:
     """Run a proxy that the environment names; yield its host and port."""
     async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as listening:
-        name = "127.0.0.1:%d" % listening.sockets[0].getsockname()[1]  # noqa: UP031 - an f-string would need two names
+        name = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         monkeypatch.setenv("HTTPS_PROXY", f"http://{user}{name}")
         yield name
 
@@ -159,7 +159,19 @@ async def test_a_proxy_that_does_not_answer_fails_the_request_in_time(monkeypatc
             writer.close()
 
     name, message = await failure_over(Silent(), monkeypatch, connect_timeout_ms=50)
-    assert message == f"no connection to {name} within 0.05 s"
+    assert message == f"no connection to kinesis.example:8443 through the proxy {name} within 0.05 s"
+
+
+async def test_a_proxy_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://someone:hunter2@127.0.0.1:9")
+    found = resolved(settings())
+    assert not isinstance(found, str)
+    transport = DirectTransport(settings(), found)
+    async with transport.open():
+        failure = await transport.put_records(request_of(*THREE))
+    assert isinstance(failure, RequestFailure)
+    assert failure.message.startswith("the proxy 127.0.0.1:9 cannot be reached: ")
+    assert "hunter2" not in failure.message
 
 
 @pytest.mark.parametrize(
@@ -168,8 +180,9 @@ async def test_a_proxy_that_does_not_answer_fails_the_request_in_time(monkeypatc
         ({"HTTPS_PROXY": "127.0.0.1:9"}, None),
         ({"HTTPS_PROXY": "http://[::1]:9"}, None),
         ({"https_proxy": "//127.0.0.1:9"}, None),
-        ({"HTTPS_PROXY": "https://127.0.0.1:9"}, "a proxy is configured that speaks TLS, or for http"),
+        ({"HTTPS_PROXY": "https://127.0.0.1:9"}, "a proxy is configured that is not an HTTP proxy for https"),
         ({"HTTPS_PROXY": "https://127.0.0.1:9", "NO_PROXY": "kinesis.example"}, None),
+        ({"HTTPS_PROXY": "socks5://127.0.0.1:9"}, "a proxy is configured that is not an HTTP proxy for https"),
         ({"HTTP_PROXY": "http://127.0.0.1:9"}, None),
     ],
 )
