@@ -1,9 +1,8 @@
 """The producer for threads: a `Producer` in a loop and a thread of its own.
 
-A put checks the user record and appends it to an inbox. The loop takes everything that is in the inbox at once, so
-many puts cost one wake-up. One condition announces results and free capacity. Where a put depends on more than
-capacity (a spool, dead letters, fair shares of flows), it is made in the loop and its thread waits for it: it then
-gives the guarantees of `Producer`, at the cost of a wake-up for each put.
+A put checks the user record and appends it to an inbox. The loop takes all that is in the inbox at once, so many puts
+cost one wake-up. One condition announces results and free capacity. A `put_many`, and a put that depends on more than
+capacity (a spool, dead letters, fair shares of flows, a line), is made in the loop and its thread waits for it.
 """
 
 import contextlib
@@ -12,16 +11,25 @@ import math
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
 from kpl_core.background.blocking_delivery import BlockingDeliveries, BlockingDelivery, QueuedPut, call_soon
-from kpl_core.background.process_end import NOT_ADMITTED, Intake, ProcessListener, import_early, keep_for_parent, listen
-from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
+from kpl_core.background.process_end import (
+    NOT_ADMITTED,
+    Intake,
+    OnePerProcess,
+    ProcessListener,
+    import_early,
+    keep_for_parent,
+    listen,
+)
+from kpl_core.background.sender import LOOK_SECONDS, BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.background.sigterm import FlushOnSigterm, flush_on_sigterm as flush_at_sigterm
 from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
@@ -45,16 +53,15 @@ _logger: Final = logging.getLogger("kpl_core")
 _JOIN_GRACE_SECONDS: Final = 0.4
 # How long past its timeout a flush or close waits for an answer; a loop on a busy machine answers in this time.
 _STUCK_SECONDS: Final = 5.0
-# Of the last flush and the close at the end of the process together: most supervisors kill after 10 s or later.
+# The bound of the last flush and of the close at the end of the process together. Most supervisors wait 10 seconds
+# or more before they kill.
 _EXIT_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.02
 
 T = TypeVar("T")
 W = TypeVar("W")
 
-# The producer of `BlockingProducer.shared`, and the lock for it, by process: a thread may hold it during a fork.
-_shared: "dict[int, BlockingProducer]" = {}
-_shared_locks: dict[int, threading.Lock] = {}
+# The producers of `BlockingProducer.shared`.
+_shared: "OnePerProcess[BlockingProducer]" = OnePerProcess()
 
 
 class BlockingProducer(ProcessListener):
@@ -113,16 +120,11 @@ class BlockingProducer(ProcessListener):
             ConfigError: it was opened with another config.
         """
         config = Config() if config is None else config
-        with _shared_locks.setdefault(pid := os.getpid(), threading.Lock()):
-            producer = _shared.get(pid)
-            if producer is None or not producer.is_open:
-                # Only of this process: after a fork, the parent's is not ours.
-                _shared.clear()
-                producer = _shared[pid] = cls(config).__enter__()
-            elif producer._config != config:  # noqa: SLF001 - our own
-                message = "the shared producer is open with another config; give the same one to every call"
-                raise ConfigError(message)
-            return producer
+        producer = _shared.get(lambda each: each.is_open, lambda: cls(config).__enter__())
+        if producer._config != config:  # noqa: SLF001 - our own
+            message = "the shared producer is open with another config; give the same one to every call"
+            raise ConfigError(message)
+        return producer
 
     def __enter__(self) -> Self:
         """Start the thread, and wait until the producer takes user records."""
@@ -132,7 +134,8 @@ class BlockingProducer(ProcessListener):
         flush_at_sigterm(self._flush_on_sigterm)
         if self._is_networked:
             import_early(self._config)
-        self._was_entered, self._process = True, os.getpid()
+        self._was_entered = True
+        self._process = os.getpid()
         listen(self)
         self._sender.start()
         self._sender.wait_until_open()
@@ -198,7 +201,7 @@ class BlockingProducer(ProcessListener):
             left = None if timeout is None else max(0.0, wait_until - monotonic())
             return await self._producer.internal.threads.put_within(stream, record, left)
 
-        return BlockingDelivery.of(self._changed, self._wait_for(put))
+        return BlockingDelivery.of(self._changed, self._wait_for(self._sender.begin, put))
 
     def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> BlockingDeliveries:
         """Accept many user records in their order, waiting for room; all are checked before any is put.
@@ -220,28 +223,24 @@ class BlockingProducer(ProcessListener):
             await self._empty_inbox()
             return await self._producer.put_many(stream, checked)
 
-        return BlockingDeliveries(self._changed, self._wait_for(put))
+        return BlockingDeliveries(self._changed, self._wait_for(self._sender.begin, put))
 
     async def _empty_inbox(self) -> None:
         """Hand over what is in the inbox: what a thread put before comes before what it puts in the loop."""
+        if not self._inbox:
+            return
         is_drained = self.watch_drained()
         self.drain(self._producer)
         while not is_drained():
             # What the producer has batched leaves now, which makes room.
-            await self._producer.flush(_LOOK_SECONDS)
+            await self._producer.flush(LOOK_SECONDS)
             self.drain(self._producer)
 
     def _put_in_the_loop(self, stream: str, record: UserRecord) -> BlockingDelivery:
         """Put as `Producer` does: to the spool if the buffer is full, and within the share of the flow."""
         self._require_open()
-
-        def put() -> Delivery:
-            return self._producer.internal.put_record_nowait(stream, record)
-
-        try:
-            delivery = put() if self._sender.is_current else self._begin_put(self._sender.begin_call, put)(math.inf)
-        except SenderEnded as ended:
-            raise self._closed() from ended
+        put = partial(self._producer.internal.put_record_nowait, stream, record)
+        delivery = put() if self._sender.is_current else self._wait_for(self._sender.begin_call, put)
         return BlockingDelivery.of(self._changed, delivery)
 
     def _put(self, stream: str, record: UserRecord, *, wait_until: float | None) -> BlockingDelivery:
@@ -273,12 +272,12 @@ class BlockingProducer(ProcessListener):
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes user records."""
+        """Return True while it takes user records."""
         return self._is_open
 
     @property
     def sender(self) -> BackgroundSender:
-        """The sender, for an adapter that adds a record source of its own."""
+        """Return the sender, for an adapter that adds a record source of its own."""
         return self._sender
 
     def _closed(self) -> ProducerClosed:
@@ -298,6 +297,7 @@ class BlockingProducer(ProcessListener):
 
     def _wait_for_capacity(self, size: int, tier: Tier, wait_until: float | None) -> None:
         if wait_until is None or self._sender.is_current:
+            # In the loop's thread a wait would keep capacity from coming.
             raise self._full()
         timeout = min(max(0.0, wait_until - monotonic()), threading.TIMEOUT_MAX)
         self._waiting.append((size, tier))
@@ -310,8 +310,8 @@ class BlockingProducer(ProcessListener):
 
     def _require_admission(self) -> None:
         if not self.intake.admits():
-            now = self._producer.report()
-            raise BufferFull(NOT_ADMITTED, outstanding_records=now.buffered, outstanding_bytes=now.buffered_bytes)
+            report = self._producer.report()
+            raise BufferFull(NOT_ADMITTED, outstanding_records=report.buffered, outstanding_bytes=report.buffered_bytes)
 
     def _full(self) -> BufferFull:
         return self._producer.buffer_limit.full(more_records=len(self._inbox), more_bytes=self._inbox_bytes)
@@ -372,7 +372,7 @@ class BlockingProducer(ProcessListener):
 
     def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object] | None:
         """Start a flush of at most `seconds`, or 5 seconds times `share`."""
-        return self._begin_ending(self._sender.begin_flush, seconds if seconds is not None else _EXIT_SECONDS * share)
+        return self._begin_ending(self._sender.begin_flush, _EXIT_SECONDS * share if seconds is None else seconds)
 
     def undelivered(self) -> tuple[int, str]:
         """Return how many user records wait in the inbox and in the producer."""
@@ -482,19 +482,17 @@ class BlockingProducer(ProcessListener):
             _logger.warning("the producer's thread is held up, by a hook or a callback that does not return")
             return msgspec.structs.replace(self._producer.report(), complete=False)
         except SenderEnded as ended:
-            if self._report is None:
-                raise self._closed() from ended
-            return self._report
-
-    def _wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        try:
-            return self._begin_put(self._sender.begin, work)(math.inf)
-        except SenderEnded as ended:
+            if self._report is not None:
+                return self._report
             raise self._closed() from ended
 
-    def _begin_put(self, begin: Callable[[W], Callable[..., T]], work: W) -> Callable[..., T]:
-        """Start a put in the loop; a flush that begins later waits for it."""
-        with self._changed:
-            if self.intake.is_stopped:
-                self._require_admission()
-            return begin(work)
+    def _wait_for(self, begin: Callable[[W], Callable[..., T]], work: W) -> T:
+        """Put in the loop, and wait for what that returns; a flush that begins later waits for it too."""
+        try:
+            with self._changed:
+                if self.intake.is_stopped:
+                    self._require_admission()
+                wait = begin(work)
+            return wait(math.inf)
+        except SenderEnded as ended:
+            raise self._closed() from ended

@@ -29,7 +29,7 @@ from functools import partial, wraps
 from importlib import import_module
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from kpl_core.options.config import Config
 from kpl_core.transport.transport import import_transport
@@ -83,6 +83,26 @@ class ProcessListener:
 
 # The threads that deliver: a put never waits in them for the end of the process.
 working_threads: Final[set[int]] = set()
+
+
+class OnePerProcess(Generic[T]):
+    """One object for each process, which any thread may ask for: a forked child makes its own."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, T] = {}
+        # A thread of the parent may hold its lock during a fork.
+        self._locks: dict[int, threading.Lock] = {}
+
+    def get(self, is_usable: Callable[[T], bool], make: Callable[[], T]) -> T:
+        """Return this process's object; make it first if there is none that is usable."""
+        process = os.getpid()
+        with self._locks.setdefault(process, threading.Lock()):
+            made = self._made.get(process)
+            if made is None or not is_usable(made):
+                # After a fork, the parent's is not ours.
+                self._made.clear()
+                made = self._made[process] = make()
+            return made
 
 
 def begin_working(work: Callable[[], object]) -> threading.Event:

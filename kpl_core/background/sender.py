@@ -32,7 +32,7 @@ from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
 
 # A flush that waits for its source to be drained looks again at least this often, in seconds.
-_LOOK_SECONDS: Final = 0.02
+LOOK_SECONDS: Final = 0.02
 
 _logger = logging.getLogger("kpl_core")
 
@@ -404,7 +404,7 @@ class BackgroundSender:
             if left <= 0:
                 return False
             # What the producer has batched leaves now, which makes room.
-            await producer.flush(min(left, _LOOK_SECONDS))
+            await producer.flush(min(left, LOOK_SECONDS))
             await asyncio.sleep(0)
             self._drain()
         return True

@@ -162,7 +162,8 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
         outcomes = dict.fromkeys(self.outcomes)
         if all(outcome.moved is None and outcome.sequence_number is not None for outcome in outcomes):
             return {}
-        results = self.known_results() or ()
+        results = self.known_results()
+        assert results is not None  # noqa: S101 - the caller has waited
         return {position: result for position, result in enumerate(results) if not result.successful}
 
     def open_outcomes(self) -> list[Outcome]:
@@ -193,7 +194,9 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
             if not outcome.settled and outcome.moved is None:
                 await self[self.outcomes.index(outcome)]
             if outcome.moved is not None:
+                # Some of its user records are elsewhere now, so all are looked at.
                 await self.results()
+                break
         return self.known_failures()
 
     async def all_successful(self) -> bool:

@@ -172,7 +172,7 @@ def test_put_many_that_waits_ends_when_the_producer_closes():
 
 
 def test_a_large_put_many_and_single_puts_beside_it_both_get_room():
-    """Each used to get what the other one freed, so that one of them waited until the other one had ended."""
+    """Neither gets all that becomes free, so that the other one would wait until it ends."""
     puts = 0
     stopped = threading.Event()
 
@@ -191,5 +191,4 @@ def test_a_large_put_many_and_single_puts_beside_it_both_get_room():
         finally:
             stopped.set()
             thread.join(20)
-    # Before, a hundred thousand puts had room first, or none.
     assert 5 <= beside <= 10_000

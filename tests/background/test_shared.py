@@ -9,16 +9,17 @@ import pytest
 
 from kpl_core import BlockingProducer, Config, ConfigError
 from kpl_core.background import blocking
+from kpl_core.background.process_end import OnePerProcess
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
-    shared: dict[int, BlockingProducer] = {}
+    shared: OnePerProcess[BlockingProducer] = OnePerProcess()
     monkeypatch.setattr(blocking, "_shared", shared)
     with ThreadedLocalKinesis(LocalKinesis({"orders": 1})) as kinesis:
         yield Config(region="us-east-1", endpoint_url=kinesis.endpoint_url)
-        for producer in shared.values():
+        for producer in shared._made.values():  # noqa: SLF001 - whichever there are
             producer.close()
 
 
@@ -60,9 +61,8 @@ def test_a_forked_child_opens_its_own(config: Config) -> None:
 
 
 def test_a_child_forked_while_another_thread_opens_the_shared_producer_opens_its_own(config: Config) -> None:
-    lock = blocking._shared_locks.setdefault(os.getpid(), threading.Lock())  # noqa: SLF001 - of the shared producer
     # As a call in another thread holds it.
-    with lock:
+    with blocking._shared._locks.setdefault(os.getpid(), threading.Lock()):  # noqa: SLF001
         child = os.fork()
         if child == 0:
             # A child that waits for the lock ends with this signal.
