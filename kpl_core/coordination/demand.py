@@ -3,9 +3,11 @@
 Demand is what was offered, not what was consumed: a worker limited to its share consumes that share, however much more
 it has. Waiting units count as if they left within one interval. While units wait, demand is at least twice the
 consumption, because callers that wait for room offer no more than that. A burst between two reports is visible too: the
-rate is the higher one of the last observation and the mean of an interval.
+rate is the higher one of the last observation and the mean of an interval. The last observation may be short: of n
+units in it, n less the square root of n count, the error of a count. Otherwise chance alone would raise the demand.
 """
 
+import math
 from collections import deque
 from typing import Final
 
@@ -63,8 +65,10 @@ class DemandMeter:
         samples.append((now, offered))
         whole, last = now - oldest_at, now - latest_at
         # Units that expired while waiting were counted as offered before, and are not any more.
-        first = max((offered[0] - oldest[0]) / whole, (offered[0] - latest[0]) / last, 0.0)
-        second = max((offered[1] - oldest[1]) / whole, (offered[1] - latest[1]) / last, 0.0)
+        units = offered[0] - latest[0]
+        certain = 1.0 - 1.0 / math.sqrt(units) if units > 1.0 else 0.0
+        first = max((offered[0] - oldest[0]) / whole, certain * units / last, 0.0)
+        second = max((offered[1] - oldest[1]) / whole, certain * (offered[1] - latest[1]) / last, 0.0)
         if waiting != (0, 0):
             first, second = first + waiting[0] / self._interval, second + waiting[1] / self._interval
         if waiting[0] > 0.0:

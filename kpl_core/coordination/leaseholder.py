@@ -152,8 +152,9 @@ class Leaseholder:
         return min(newcomer[0], last[0]), min(newcomer[1], last[1])
 
     def _newcomer(self, resource: str, limit: Pair) -> Pair:
-        plan = self._plans.get(resource) if self._is_current else None
+        plan = self._plans.get(resource)
         if plan is not None:
+            # Also if it is old: other workers may go on with what it granted them.
             return plan.newcomer
         if self._answered:
             part = 1.0 / self.rules.max_workers
@@ -295,8 +296,9 @@ class Leaseholder:
             self._seen = (head.computed_at, now)
         # After an outage other workers may still hold the whole limit by an old summary.
         self._unsettled = head is not None and not head.settled
-        self._answered = self._is_current or head is None or age > FORGOTTEN_INTERVALS * self.rules.interval_seconds
-        self._plans = plans
+        is_forgotten = age > FORGOTTEN_INTERVALS * self.rules.interval_seconds
+        self._answered = self._is_current or head is None or is_forgotten
+        self._plans = {} if is_forgotten else plans
         if head is None:
             # The summary was deleted. Each worker keeps its share until there is a new one.
             self._generation, self._token = 0, ""

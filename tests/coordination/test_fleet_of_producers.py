@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core import Config, CoordinationOptions, Producer
+from kpl_core import Config, CoordinationOptions, Delivery, Producer
 from kpl_core.coordination import MemoryStore, StoreFailed
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.testing import FakeKinesis, FakeTransport, ServiceLimits
@@ -76,11 +76,12 @@ class Link(MemoryStore):
 class Fleet:
     """Producers with one store. `sent` and `throttled` have the instant of each request and its records."""
 
-    def __init__(self, *, interval_seconds: float = 1.0, latency_seconds: float = 0.0) -> None:
+    def __init__(self, *, interval_seconds: float = 1.0, latency_seconds: float = 0.0, limit: float = LIMIT) -> None:
+        self.limit = limit
         self.interval_seconds = interval_seconds
         self.latency_seconds = latency_seconds
         began = time.time()
-        limits = ServiceLimits(records_per_second_per_shard=LIMIT, bytes_per_second_per_shard=BYTES_LIMIT)
+        limits = ServiceLimits(records_per_second_per_shard=limit, bytes_per_second_per_shard=BYTES_LIMIT)
         self.transport = FakeTransport(FakeKinesis({STREAM: SHARDS}, limits=limits), latency_seconds=0.01)
         self.store = MemoryStore(lambda: began + anyio.current_time())
         self.links: list[Link] = []
@@ -108,7 +109,7 @@ class Fleet:
             aggregation_enabled=False,
             record_ttl_ms=120_000,
             max_outstanding_records=50,
-            rate_limit_records_per_sec_per_shard=LIMIT,
+            rate_limit_records_per_sec_per_shard=self.limit,
             rate_limit_bytes_per_sec_per_shard=BYTES_LIMIT,
         )
         self.producers.append(
@@ -151,11 +152,11 @@ class Fleet:
 
     def attempted(self, start: float, end: float) -> float:
         """Return the records sent between two instants, as a share of one shard's limit."""
-        return self._between(self.sent, start, end) / ((end - start) * LIMIT)
+        return self._between(self.sent, start, end) / ((end - start) * self.limit)
 
     def used(self, start: float, end: float) -> float:
         """Return the records accepted between two instants, as a share of one shard's limit."""
-        return self.attempted(start, end) - self._between(self.throttled, start, end) / ((end - start) * LIMIT)
+        return self.attempted(start, end) - self._between(self.throttled, start, end) / ((end - start) * self.limit)
 
 
 async def press(producer: Producer, *, shard: int = 0, seconds: float = 1e9) -> None:
@@ -183,6 +184,35 @@ async def test_idle_producers_leave_the_limit_to_a_busy_one():
     # An idle producer gives a shard up after six seconds. Fifteen seconds later it would have claimed it twice again.
     assert fleet.used(20.0, 40.0) >= 0.93
     assert min(fleet.used(start, start + 1.0) for start in range(20, 40)) >= 0.9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("interval_seconds", [1.0, 5.0])
+async def test_a_backlog_has_what_seven_others_leave_and_they_are_served_when_they_send_more(interval_seconds):
+    # The service's own limit: at a tenth, one record more in a measurement is a tenth more.
+    fleet = Fleet(interval_seconds=interval_seconds, limit=1_000.0)
+    waits: list[tuple[float, float]] = []
+
+    async def modest(producer: Producer) -> None:
+        await anyio.sleep(random.random())
+        async with anyio.create_task_group() as tasks:
+            while True:
+                began_at = anyio.current_time()
+                delivery = await producer.put(STREAM, partition_key=key_of(0), data=b"x" * 20)
+                tasks.start_soon(note, delivery, began_at)
+                rate = fleet.limit / 8 * (0.8 if began_at < 25.0 else 0.96)
+                await anyio.sleep(max(0.0, began_at + 1.0 / rate - anyio.current_time()))
+
+    async def note(delivery: Delivery, began_at: float) -> None:
+        _ = await delivery
+        waits.append((began_at, anyio.current_time() - began_at))
+
+    await fleet.run(press, *[modest] * 7, seconds=35.0)
+    assert fleet.used(15.0, 25.0) >= 0.93
+    assert fleet.attempted(15.0, 25.0) <= 1.0
+    # A record waits for at most a tenth of a second before it is sent.
+    assert max(wait for began_at, wait in waits if 15.0 <= began_at < 25.0) <= 0.15
+    assert max(wait for began_at, wait in waits if 25.0 <= began_at < 34.0) <= 0.3
 
 
 @pytest.mark.parametrize("bursting", [1, 4, 8])

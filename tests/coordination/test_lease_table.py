@@ -324,6 +324,18 @@ def test_a_worker_without_a_lease_may_use_the_same_part_of_both_limits() -> None
     assert share[1] == share[0] * 1_000.0
 
 
+def test_what_a_newcomer_may_use_does_not_rise_when_the_plan_gets_old() -> None:
+    """Others go on with what an old plan granted them."""
+    holder = Leaseholder(HolderRules(worker_id="new", interval_seconds=5.0, max_workers=8))
+    plans = {RESOURCE: ResourcePlan(LIMIT, (1.25, 1_250.0), 1.0, {})}
+    head = Summary(generation=1, computed_at=100.0, began_at=0.0, resources=plans)
+    for age in (0.0, 11.0, 590.0):
+        holder.apply(head, None, age, at=100.0 + age)
+        assert holder.share(RESOURCE, LIMIT) == (1.25, 1_250.0)
+    holder.apply(head, None, 610.0, at=710.0)
+    assert holder.share(RESOURCE, LIMIT) == (125.0, 125_000.0), "the fleet has begun again"
+
+
 def test_a_worker_measures_early_only_if_that_can_gain_something() -> None:
     holder = Leaseholder(HolderRules(worker_id="a", interval_seconds=5.0, max_workers=8))
     assert holder.early_measure_at(0.0) < math.inf, "units may come"

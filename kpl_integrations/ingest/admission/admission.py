@@ -334,17 +334,16 @@ class Admission:
         quota.offer(count, size_bytes)
         if schedule:
             schedule.reprice(quota.slowdown, now)
-        wait = 0.0
-        if not schedule or not schedule.is_reserved(now, spare_seconds=quota.spare_seconds(count, size_bytes, now)):
-            seconds = quota.try_take(count, size_bytes, now)
-            if seconds is None:
-                return
-            wait = seconds
+        is_reserved = bool(schedule) and schedule.is_reserved(
+            now, spare_seconds=quota.spare_seconds(count, size_bytes, now)
+        )
+        if not is_reserved and quota.try_take(count, size_bytes, now) is None:
+            return
+        states = quota.states(count, size_bytes, now)
         cost = account.quota_cost_seconds(count, size_bytes)
         schedule.reprice(quota.slowdown, now)
-        retry_after = schedule.assign(cost, ready_in=wait, now=now)
+        retry_after = schedule.assign(cost, ready_in=states[0].ready_in, now=now)
         quota.keep_until(now + retry_after + GRACE_SECONDS, now, booked_seconds=schedule.booked_seconds(now))
-        states = quota.states(count, size_bytes, now)
         raise over_quota(account.tenant, states, records=count, size_bytes=size_bytes, retry_after=retry_after)
 
     def _buffer_full(

@@ -126,3 +126,23 @@ def test_slots_are_costed_with_the_rate_in_force() -> None:
     slots.take_due(2.0)
     assert slots.is_reserved(4.9)
     assert not slots.is_reserved(5.0)
+
+
+def test_a_request_beside_reserved_slots_is_told_to_come_when_the_debt_is_paid() -> None:
+    """It was told the end of the slots, and was refused again."""
+    account = TenantAccount(
+        Tenant(id="t", bytes_per_second=1_000.0, burst_seconds=1.0),
+        keys=IdempotencyWindow(most_keys=1, seconds=1.0),
+        chance=lambda: 0.0,
+        now=0.0,
+    )
+    assert account.quota is not None
+    Admission._require_quota(account, 1, 1_000, 0.0)  # noqa: SLF001 - the rest needs a producer
+    with pytest.raises(Refused) as slot:
+        Admission._require_quota(account, 1, 100, 0.0)  # noqa: SLF001
+    assert slot.value.retry_after == 1
+    account.quota.charge(20_000, 0.0)
+    with pytest.raises(Refused) as refused:
+        Admission._require_quota(account, 1, 100, 0.0)  # noqa: SLF001
+    assert refused.value.retry_after is not None
+    assert refused.value.retry_after >= 20
