@@ -58,6 +58,37 @@ class _Problem(NamedTuple):
     needs_full_read: bool
 
 
+class PlanInForce(NamedTuple):
+    """The plan in a store: for how many workers, how old, and the least part of a limit that it leaves unassigned.
+
+    That is None if no resource is planned, or if the fleet is so large that the plan has parts.
+    """
+
+    workers: int
+    age_seconds: float
+    unassigned: float | None
+
+
+async def read_plan(store: CoordinationStore) -> PlanInForce | None:
+    """Return the plan of a store; None if there is none.
+
+    Raises:
+        StoreFailed: the store failed; or the plan cannot be read, reason "garbage" or "version".
+    """
+    reading = await store.read(SUMMARY_NAME)
+    if reading.body is None:
+        return None
+    try:
+        head = decode(reading.body, Summary)
+    except UnreadableObject as error:
+        message = f"{SUMMARY_NAME}: {error}"
+        raise StoreFailed(message, reason=error.reason) from error
+    parts = [
+        part / most for plan in head.resources.values() for part, most in zip(plan.unassigned, plan.limit, strict=True)
+    ]
+    return PlanInForce(head.member_count, reading.at - head.computed_at, min(parts, default=None))
+
+
 class CoordinationWorker:
     """Keeps one process within its shares of the resources in `usages`.
 

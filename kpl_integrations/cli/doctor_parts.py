@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import anyio
 import msgspec
 
-from kpl_core import Config, ConfigError, SpoolOptions
+from kpl_core import Config, ConfigError, CoordinationOptions, SpoolOptions
 from kpl_core.coordination import StoreFailed
 from kpl_core.coordination.stores import open_store
+from kpl_core.coordination.worker import read_plan
 from kpl_core.durability.dead_letters import new_letter
 from kpl_core.durability.spool import DeadLetter, SpooledRecord
 from kpl_core.options.environment import is_service_link
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from kpl_integrations.ingest import IngestSettings
 
 Status = Literal["ok", "warning", "failed", "skipped"]
-# An object that no worker writes: reading it shows that the store answers and allows it.
-_PROBE: Final = "kpl-doctor"
 # A spool's file takes up to so many times its bytes, and the WAL beside it so many bytes.
 _FILE_SHARE: Final = 1.3
 _WAL_BYTES: Final = 64 << 20
@@ -104,7 +103,7 @@ async def check_parts(found: FoundConfiguration, producer: Config | None, *, put
     With `puts`, one dead letter is sent to a queue or a bucket.
     """
     config, settings = found.config, found.settings
-    checks = [*check_files(config, settings), await check_coordination(config)]
+    checks = [*check_files(config, settings), await check_coordination(_shared_limits(found))]
     if settings is not None and (settings.dead_letters_sqs or settings.dead_letters_s3):
         checks.append(await check_sink(settings, puts=puts))
     if producer is not None:
@@ -199,23 +198,42 @@ def _check_disk(name: str, files: Sequence[SpoolOptions]) -> Check:
     return Check(name, "ok", shown)
 
 
-async def check_coordination(config: Config) -> Check:
-    """Check that the store answers."""
-    options = config.coordination
+def _shared_limits(found: FoundConfiguration) -> CoordinationOptions | None:
+    """Return how the shards' limits are shared. A gateway shares its tenants' rates beside them."""
+    if found.settings is None:
+        return found.config.coordination
+    from kpl_integrations.ingest.workers.shared_quotas import sharing_of  # noqa: PLC0415 - as `find_configuration`
+
+    sharing = sharing_of(found.settings, None)
+    return None if sharing is None else sharing.shards
+
+
+async def check_coordination(options: CoordinationOptions | None) -> Check:
+    """Check that the store answers, and say what its plan divides."""
     if options is None:
         return Check("coordination", "ok", "none is configured")
     try:
         with anyio.fail_after(options.store_timeout_seconds + 1.0):
             store = await open_store(options.store)
             try:
-                await store.read(_PROBE)
+                plan = await read_plan(store)
             finally:
                 await store.aclose()
     except (StoreFailed, ConfigError, TimeoutError, OSError) as error:
         reason = "it does not answer in time" if isinstance(error, TimeoutError) else str(error)
-        fix = "check its URL, the network and the permission; producers use their first share meanwhile"
+        fix = (
+            "check its URL, the network and the permission; meanwhile running producers keep their shares, and one "
+            f"that starts uses {options.first_share:.2%} of each limit, then what the shards take"
+        )
+        if isinstance(error, StoreFailed) and error.reason in {"garbage", "version"}:
+            fix = "give each fleet a place of its own, and run the same release in all its workers"
         return Check("coordination", "failed", f"{options.shown_store}: {reason}", fix)
-    return Check("coordination", "ok", f"{options.shown_store} answers")
+    found = f"{options.shown_store} answers; no plan yet"
+    if plan is not None:
+        found = f"{options.shown_store} answers; its plan for {plan.workers:,} workers is {plan.age_seconds:,.0f} s old"
+        if plan.unassigned is not None:
+            found += f" and leaves {plan.unassigned:.0%} of a limit unassigned at least"
+    return Check("coordination", "ok", found)
 
 
 def check_transport(config: Config, *, has_cbor: bool | None = None) -> Check:

@@ -12,6 +12,9 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from kpl_core import Config, CoordinationOptions
+from kpl_core.coordination import MemoryStore
+from kpl_core.coordination.lease_sync import SUMMARY_NAME
+from kpl_core.coordination.store_objects import ResourcePlan, Summary, encode
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.cli.doctor_parts import (
@@ -138,16 +141,32 @@ def test_a_spool_that_this_user_may_not_write_fails(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("store", "status", "words"),
     [
-        ("memory://doctor", "ok", "memory://doctor answers"),
+        ("memory://doctor", "ok", "memory://doctor answers; no plan yet"),
         ("redis://:hunter2@127.0.0.1:9/0", "failed", "redis://***@127.0.0.1:9/0"),
     ],
 )
 async def test_the_coordination_store_is_asked(store: str, status: str, words: str) -> None:
     pytest.importorskip("redis")
-    found = await check_coordination(Config(coordination=CoordinationOptions(store=store)))
+    found = await check_coordination(CoordinationOptions(store=store, max_workers=50))
     assert (found.status, words in found.found) == (status, True)
     assert "hunter2" not in f"{found}"
-    assert bool(found.fix) is (status == "failed")
+    assert ("one that starts uses 0.33% of each limit" in found.fix) is (status == "failed")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_plan_of_the_store_is_shown_or_said_to_be_another_programs() -> None:
+    store = MemoryStore.named("doctor-plan")
+    plans = {"orders/shard-0": ResourcePlan((1_000.0, 1e6), (0.0, 0.0), 1.0, {}, unassigned=(400.0, 2.5e5))}
+    plan = Summary(generation=1, computed_at=time.time() - 7.0, began_at=0.0, member_count=1_200, resources=plans)
+    options = CoordinationOptions(store="memory://doctor-plan")
+    for body, status, words in (
+        (encode(plan), "ok", "plan for 1,200 workers is 7 s old and leaves 25% of a limit unassigned at least"),
+        (b"<html>", "failed", "leases.json: it cannot be decoded"),
+    ):
+        _ = await store.write(SUMMARY_NAME, body)
+        found = await check_coordination(options)
+        assert (found.status, words in found.found) == (status, True), found
 
 
 TRANSPORTS: list[tuple[dict[str, Any], str]] = [

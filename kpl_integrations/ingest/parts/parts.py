@@ -131,7 +131,7 @@ RULES: Final = (
     ),
     PartRule(
         *(Part.COORDINATION, Symptom.COORDINATION_FAILS, PartState.DEGRADED, True, 5.0),
-        "the store cannot be used ({}); this process keeps its present share of the limits",
+        "{}",
         "check the store that KPL_INGEST_COORDINATION names; the log has its error",
     ),
     PartRule(

@@ -7,7 +7,7 @@ memory. A worker of several watches its own parts only.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import anyio
@@ -166,7 +166,7 @@ class PartsWatch:
         found: dict[Symptom, str] = {}
         problems = sorted({problem for problem in self._coordination.values() if problem})
         if problems:
-            found[Symptom.COORDINATION_FAILS] = ", ".join(problems)
+            found[Symptom.COORDINATION_FAILS] = self._uncoordinated(problems)
         if self.tenants_problem is not None:
             found[Symptom.TENANTS_NOT_READ] = ""
         certificate = self._certificate
@@ -182,6 +182,18 @@ class PartsWatch:
             if now >= validity.renew_at:
                 found[Symptom.CERTIFICATE_EXPIRES_SOON] = ends
         return found
+
+    def _uncoordinated(self, problems: Sequence[str]) -> str:
+        """Return the store, what is wrong, and what is in force meanwhile."""
+        options, driver = self._producer.config.coordination, self._producer.coordination
+        store = "the store" if options is None else options.shown_store
+        text = f"{store} cannot be used as it should ({', '.join(problems)})"
+        shares = () if driver is None else driver.shares().values()
+        if not shares:
+            return text
+        least, most = (f"{share:.3g}" for share in (min(shares), max(shares)))
+        used = most if least == most else f"{least} to {most}"
+        return f"{text}; this process may use {used} times the limit of each shard"
 
     def _kinesis(self) -> dict[Symptom, str]:
         found: dict[Symptom, str] = {}
