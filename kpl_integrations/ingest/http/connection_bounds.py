@@ -67,6 +67,8 @@ def _frame(kind: int, payload: bytes) -> bytes:
 
 
 _NO_HTTP_2: Final = _frame(4, b"") + _frame(7, bytes(4) + _HTTP_1_1_REQUIRED.to_bytes(4, "big") + _USE_HTTP_1)
+# How long a connection without a request stays open once the server stops.
+_FIRST_REQUEST_SECONDS: Final = 0.5
 _TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 _TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT)
 _BUSY: Final = _refusal(HTTPStatus.SERVICE_UNAVAILABLE)
@@ -141,6 +143,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.pipeline.clear()
         self.cycle = self.scope = None  # type: ignore[assignment] # as in a new connection
+
+    def shutdown(self) -> None:
+        """Close the connection, or let it end with its answer. One whose first request is to come has a moment for it.
+
+        The client may have sent that request already.
+        """
+        if (self._is_new or not self.is_between_requests()) and not self.is_answering():
+            self.loop.call_later(_FIRST_REQUEST_SECONDS, super().shutdown)
+        else:
+            super().shutdown()
 
     def verified(self) -> None:
         """Keep this connection: it has shown valid credentials."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -243,6 +244,28 @@ async def test_a_second_signal_stops_waiting_and_every_record_is_still_reported(
     assert gateway.report is not None
     # Waiting for a retry, or in flight.
     assert dict(gateway.report.failed) in ({"Shutdown": 1}, {"Unknown": 1})
+
+
+@pytest.mark.parametrize("sent_before", [0, 30])
+async def test_a_connection_whose_first_request_is_on_its_way_gets_an_answer_of_a_server_that_stops(sent_before):
+    """It was closed at once, and a client that had just connected got a reset."""
+    body = json.dumps(ONE).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
+    async with served(gateway_of(kinesis(), drain_delay_seconds=0.0)) as server, httpx.AsyncClient() as client:
+        reader, writer = await asyncio.open_connection(*server.url.removeprefix("http://").split(":"))
+        writer.write(request[:sent_before])
+        assert (await client.post(server.url + PATH, json=ONE)).status_code == 202
+        server.stop()
+        await asyncio.sleep(0.2)
+        writer.write(request[sent_before:-10])
+        await asyncio.sleep(0.05)
+        writer.write(request[-10:])
+        assert (await reader.readline()).split()[1] in {b"202", b"503"}
+        began = time.monotonic()
+        await reader.read()
+        writer.close()
+    assert time.monotonic() - began < 3.0
 
 
 def test_a_taken_port_is_an_os_error():
