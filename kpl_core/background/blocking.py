@@ -277,7 +277,7 @@ class BlockingProducer(ProcessListener):
 
     @property
     def sender(self) -> BackgroundSender:
-        """Return the sender, for an adapter that adds a record source of its own."""
+        """Return what delivers, for an adapter that adds a record source of its own."""
         return self._sender
 
     def _closed(self) -> ProducerClosed:

@@ -29,7 +29,7 @@ from functools import partial, wraps
 from importlib import import_module
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from kpl_core.options.config import Config
 from kpl_core.transport.transport import import_transport
@@ -45,6 +45,13 @@ FLUSH_SHARE: Final = 0.7
 # A sender stands still within milliseconds, except in the step that makes its client: tenths of a second of CPU,
 # which are seconds on a busy machine. A child that is forked in that step cannot make a client.
 _PAUSE_SECONDS: Final = 30.0
+
+
+class SteppingSender(Protocol):
+    """A loop in a thread of its own."""
+
+    def run_soon(self, callback: Callable[[], object]) -> bool:
+        """Let the loop call this at its next step; return False if there is no loop."""
 
 
 class ProcessListener:
@@ -65,6 +72,11 @@ class ProcessListener:
     def undelivered(self) -> tuple[int, str]:
         """Return how many accepted records have no result, and what they are, in the plural."""
         return 0, ""
+
+    @property
+    def sender(self) -> "SteppingSender | None":
+        """What delivers, for a listener whose puts may have to wait for it; None if there is nothing."""
+        return None
 
     def begin_exit(self, spent: float) -> Wait | None:  # noqa: ARG002
         """Start to close, because the interpreter exits; the exit has taken `spent` seconds so far. Return as above."""
@@ -131,7 +143,7 @@ def begin_working(work: Callable[[], object]) -> threading.Event:
 
 
 NOT_ADMITTED: Final = (
-    "SIGTERM ends this process, and nothing was delivered while puts waited for the end; "
+    "SIGTERM ends this process, and the delivery was held up while puts waited for the end; "
     "let no callback need a lock under which you put"
 )
 
@@ -140,13 +152,17 @@ class Intake:
     """Whether a listener accepts records; stopped while a signal ends the process.
 
     A put waits then. A thread that waits may hold a lock that the delivery needs: so puts are refused instead once
-    nothing is delivered any more. `condition` is that of the lock under which the listener accepts.
+    the delivery is held up. `condition` is that of the lock under which the listener accepts. With `raises` the caller
+    of such a put hears of it.
     """
 
-    def __init__(self, condition: threading.Condition) -> None:
+    def __init__(self, condition: threading.Condition, *, raises: bool = True) -> None:
         self._condition = condition
+        self._raises = raises
         self.is_stopped = False
         self._refuses = False
+        # How many puts were refused without a word to their callers.
+        self.refused_unheard = 0
 
     def stop(self) -> None:
         """Let puts wait from now on."""
@@ -173,6 +189,7 @@ class Intake:
         if threading.get_ident() in working_threads:
             return True
         self._condition.wait_for(lambda: not self.is_stopped or self._refuses)
+        self.refused_unheard += self.is_stopped and not self._raises
         return not self.is_stopped
 
 

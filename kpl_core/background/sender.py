@@ -221,8 +221,8 @@ class BackgroundSender:
             self.is_drain_scheduled = True
             self.run_soon(self._drain)
 
-    def run_soon(self, callback: Callable[[], object]) -> None:
-        """Let the loop call `callback`; do nothing if the loop has ended, or ends before.
+    def run_soon(self, callback: Callable[[], object]) -> bool:
+        """Let the loop call `callback` at its next step, unless it ends before; return False if there is no loop.
 
         This takes no lock: a log handler calls it with a lock of its own, which the loop's thread may want.
         """
@@ -230,6 +230,8 @@ class BackgroundSender:
             # The loop may be closed, and about to set `has_ended`.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback)
+                return True
+        return False
 
     def begin_call(self, work: Callable[[], T]) -> Callable[..., T]:
         """Start to call a function in the loop; return and raise as `begin`."""

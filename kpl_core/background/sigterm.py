@@ -12,8 +12,8 @@ A second signal during the flush is a second call too, so it ends the process at
 ends during the flush waits in threading's exit, so that the second call comes in any case.
 
 If the signal ends the process, listeners accept nothing during the flush: a put waits until the end, or is refused once
-nothing is delivered any more, because the thread that waits may hold a lock that the delivery needs. OpenTelemetry's
-exporters have no put that could wait. Where the application has a handler, puts go on, and that handler decides.
+a sender is held up, because the thread that waits may hold a lock that the delivery needs. OpenTelemetry's exporters
+have no put that could wait. Where the application has a handler, puts go on, and that handler decides.
 
 A forked child has no such thread and starts one. A child of multiprocessing without a handler of its own gets this one,
 because SIGTERM is how a `Pool` ends its children.
@@ -29,11 +29,12 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from time import monotonic, sleep
+from time import monotonic, process_time, sleep
 from types import FrameType
 from typing import Any, Final
 
 from kpl_core.background.process_end import (
+    NOT_ADMITTED,
     Intake,
     all_listeners,
     begin_last_flushes,
@@ -50,8 +51,11 @@ FlushOnSigterm = bool | float | None
 DEFAULT_SECONDS: Final = 3.0
 # How long the report on stderr may take: the pipe may be full.
 _REPORT_SECONDS: Final = 0.5
-# For how long puts wait although nothing is delivered.
+# For how long puts wait although a sender is held up, and the share of a core that a process uses if it is not.
 _STANDSTILL_SECONDS: Final = 0.5
+_WORKING_SHARE: Final = 0.04
+# How long before the bound they are refused in any case, if nothing moves.
+_REFUSED_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.01
 # How often the signal is raised until the main thread handles it.
 _AGAIN_SECONDS: Final = 0.05
@@ -161,19 +165,39 @@ def _deliver(flush: _Flush, intakes: list[Intake]) -> None:
 
 
 def _has_delivered(flush: _Flush, ended: threading.Event, patience: float) -> bool:
-    """Wait until nothing is left. Return False if nothing was delivered for `patience` seconds, or at the deadline."""
-    least, shrank_at = math.inf, monotonic()
+    """Wait until nothing is left. Return False at the deadline, or once a sender is held up for `patience` seconds.
+
+    It is held up if it makes no step, nothing is delivered, and the process uses no CPU time. One that waits for an
+    answer makes steps, and one in a long step uses CPU time, on a busy machine too.
+    """
+    least, steps = math.inf, _begin_steps()
+    moved_at, used_at = monotonic(), process_time()
     while (left := _count_undelivered()) or not ended.is_set():
         now = monotonic()
-        if left < least:
-            least, shrank_at = left, now
-        elif now - shrank_at >= patience or now >= flush.deadline:
+        # With nothing left a sender's steps say nothing: the flush itself may wait, for a thread whose put waits.
+        if left < least or (left and all(step.is_set() for step in steps)):
+            least, steps = min(least, left), _begin_steps()
+            moved_at, used_at = now, process_time()
+        stood = now - moved_at
+        # In the end threads of the application may use the CPU time.
+        is_working = process_time() - used_at >= _WORKING_SHARE * stood and now < flush.deadline - _REFUSED_SECONDS
+        if (stood >= patience and not is_working) or now >= flush.deadline:
             return False
         if ended.is_set():
             # A put that had waited in a sender's loop was accepted after the flush began.
             ended = _begin_flush(flush)
         _ = ended.wait(_POLL_SECONDS)
     return True
+
+
+def _begin_steps() -> list[threading.Event]:
+    """Return an event for each sender, which its next step sets."""
+    begun: list[threading.Event] = []
+    for each in all_listeners():
+        step, sender = threading.Event(), each.sender
+        if sender is not None and sender.run_soon(step.set):
+            begun.append(step)
+    return begun
 
 
 def _begin_flush(flush: _Flush) -> threading.Event:
@@ -195,15 +219,17 @@ def _count_undelivered() -> int:
 
 
 def _report(flush: _Flush) -> None:
-    left = _undelivered()
-    if left:
-        listed = ", ".join(f"{count:,} {noun}" for count, noun in left)
-        seconds = monotonic() - flush.began_at
-        with contextlib.suppress(Exception):  # stderr is closed, missing, or the application's own
-            sys.stderr.write(
-                f"kpl_core: not delivered {seconds:.1f} s after SIGTERM: {listed}; lost if the process ends now\n"
-            )
-            sys.stderr.flush()
+    seconds = monotonic() - flush.began_at
+    listed = ", ".join(f"{count:,} {noun}" for count, noun in _undelivered())
+    refused = sum(each.intake.refused_unheard for each in all_listeners() if each.intake is not None)
+    sentences = []
+    if listed:
+        sentences.append(f"not delivered {seconds:.1f} s after SIGTERM: {listed}; lost if the process ends now")
+    if refused:
+        sentences.append(f"log records refused: {refused:,}; {NOT_ADMITTED}")
+    with contextlib.suppress(Exception):  # stderr is closed, missing, or the application's own
+        sys.stderr.write("".join(f"kpl_core: {sentence}\n" for sentence in sentences))
+        sys.stderr.flush()
 
 
 # The handler

@@ -32,7 +32,7 @@ from kpl_core.background.process_end import (
     listen,
     spare_thread,
 )
-from kpl_core.background.sender import SenderEnded, SenderStuck
+from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.background.stderr_report import shown_cause
 from kpl_core.records.user_record import require_stream
@@ -148,7 +148,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         # Reentrant, because a signal handler may log while its thread is in here.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
-        self.intake: Intake = Intake(self._room)
+        self.intake: Intake = Intake(self._room, raises=False)
         self._queue = LevelQueue(
             max_records=self._settings.max_queue_records or sys.maxsize,
             max_bytes=self._settings.max_queue_bytes,
@@ -385,6 +385,11 @@ class KinesisHandler(logging.Handler, ProcessListener):
     def undelivered(self) -> tuple[int, str]:
         """Return how many log records wait in the queue and in the producer."""
         return self.counts().buffered, f"log records to stream {self.stream!r}"
+
+    @property
+    def sender(self) -> BackgroundSender | None:
+        """Return what delivers; None before the first record."""
+        return None if self._sender is None else self._sender.background
 
     def begin_exit(self, spent: float) -> Callable[[], object] | None:
         """Limit everything that follows to the rest of `close_timeout`; `logging.shutdown` flushes and closes."""

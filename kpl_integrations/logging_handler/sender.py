@@ -89,7 +89,7 @@ class LogSender:
         self._without_room: WithoutRoom = without_room
         self._spills_when_crowded = settings.overflow in {"spool", "dlq"}
         self._is_shared = shared is not None
-        self._background = (
+        self.background = (
             BackgroundSender(
                 self._open_producer, self, name="kpl-log-sender", lock=queue.lock, own_threads=SENDER_THREADS
             )
@@ -127,22 +127,22 @@ class LogSender:
         It raises what `BackgroundSender.start` raises.
         """
         if not self._is_shared:
-            self._background.start(spare)
+            self.background.start(spare)
             return True
-        if not self._background.is_open:
+        if not self.background.is_open:
             return False
-        self._background.run_soon(self._join_shared)
+        self.background.run_soon(self._join_shared)
         return True
 
     @property
     def is_current(self) -> bool:
         """Return True in the sender's own thread."""
-        return self._background.is_current
+        return self.background.is_current
 
     def wake(self) -> None:
         """Look at the queue soon; called with the lock held, and only if the sender is idle."""
         self.is_idle = False
-        self._background.run_soon(self._poll)
+        self.background.run_soon(self._poll)
 
     def begin_flush(self, timeout: float) -> Callable[[float], bool]:
         """Start a flush of up to `timeout` seconds; return and raise as `BackgroundSender.begin`.
@@ -150,7 +150,7 @@ class LogSender:
         It goes on while records are delivered, if `close_timeout` is not set.
         """
         self._extension.begin(timeout, time.monotonic())
-        wait = self._background.begin(lambda: self._flush(timeout))
+        wait = self.background.begin(lambda: self._flush(timeout))
         return lambda timeout: wait(timeout, self._extended)
 
     def _extended(self) -> float:
@@ -171,16 +171,16 @@ class LogSender:
         self._extension.begin(within, now)
         self._spill_at = min(self._spill_at, now + SPILL_SHARE * within)
         self._linger_until = now + (_LINGER_SECONDS if linger else 0.0)
-        self._background.run_soon(self._begin_close_in_loop)
+        self.background.run_soon(self._begin_close_in_loop)
 
     def pause(self, timeout: float) -> Callable[[], object]:
         """Stop the thread while the process forks; see `BackgroundSender.pause`."""
-        return (lambda: None) if self._is_shared else self._background.pause(timeout)
+        return (lambda: None) if self._is_shared else self.background.pause(timeout)
 
     def join(self, timeout: float) -> bool:
         """Wait for the end; return True if it came. While records are delivered it waits longer, as `begin_flush`."""
         while timeout >= 0:
-            if self._background.join(timeout) if not self._is_shared else self._finished.wait(timeout):
+            if self.background.join(timeout) if not self._is_shared else self._finished.wait(timeout):
                 return True
             if self.is_current:
                 return self._is_shared
@@ -192,8 +192,8 @@ class LogSender:
         with self._room:
             dropped, emitted = self._drops(), self._queue.accepted + self._queue.refused
             delivered, kept = self._delivered, self._kept
-        if not self._is_shared and self._background.producer is not None:
-            report = self._background.producer.report()
+        if not self._is_shared and self.background.producer is not None:
+            report = self.background.producer.report()
             # What left the files since was delivered.
             still_kept = min(kept, max(0, report.spooled + report.dead_lettered - self._found))
             delivered, kept = delivered + kept - still_kept, still_kept
@@ -203,7 +203,7 @@ class LogSender:
 
     def last_failure(self) -> str | None:
         """Return code and message of the latest request, if it failed, else None."""
-        producer = self._background.producer
+        producer = self.background.producer
         return None if producer is None else producer.last_failure(self._stream)
 
     def _drops(self) -> Counter[str]:
@@ -231,12 +231,12 @@ class LogSender:
 
     def _join_shared(self) -> None:
         SENDER_THREADS.add(threading.get_ident())
-        self._background.add_source(self)
+        self.background.add_source(self)
         self._poll()
 
     def sender_ended(self) -> None:
         """Count what is left as dropped; called at the end of the thread."""
-        failure = self._background.failure
+        failure = self.background.failure
         try:
             if failure is not None:
                 write_to_stderr(self._stream, f"nothing can be sent: {error_text(failure)}")
@@ -245,8 +245,8 @@ class LogSender:
 
     def _finish(self, reason: str) -> None:
         if self._is_shared:
-            self._background.remove_source(self)
-            if not self._background.has_source_of(LogSender):  # else another handler still sends through this thread
+            self.background.remove_source(self)
+            if not self.background.has_source_of(LogSender):  # else another handler still sends through this thread
                 SENDER_THREADS.discard(threading.get_ident())
         if self._timer is not None:
             self._timer.cancel()
@@ -277,7 +277,7 @@ class LogSender:
             return
         if self._timer is not None:
             self._timer.cancel()
-        producer, delay = self._background.producer, _POLL_SECONDS
+        producer, delay = self.background.producer, _POLL_SECONDS
         try:
             if not self.is_closing:
                 self._trouble.look(self.counts, self._dropped, producer, time.monotonic())
@@ -462,7 +462,7 @@ class LogSender:
 
     async def _flush(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
-        is_complete = (await self._background.flush_in_loop(timeout, self._extended)).complete
+        is_complete = (await self.background.flush_in_loop(timeout, self._extended)).complete
         while self._pending_letters and time.monotonic() < deadline:  # noqa: ASYNC110 - the spool's thread counts them
             await asyncio.sleep(_POLL_SECONDS / 4)
         return is_complete
@@ -472,9 +472,9 @@ class LogSender:
 
     async def _close(self) -> None:
         try:
-            producer = await self._background.opened()
+            producer = await self.background.opened()
             await asyncio.sleep(self._linger_until - time.monotonic())
-            await self._background.put_queued(self._time_left(_QUEUE_SHARE), self._extended)
+            await self.background.put_queued(self._time_left(_QUEUE_SHARE), self._extended)
             self._deadline = max(self._deadline, self._extended())
             self._give_up(SHUTDOWN)
             await producer.flush(self._time_left(_FLUSH_SHARE))
@@ -486,7 +486,7 @@ class LogSender:
             if self._is_shared:
                 self._finish_shared()
             else:
-                self._background.stop()
+                self.background.stop()
 
     def _finish_shared(self) -> None:
         with self._room:

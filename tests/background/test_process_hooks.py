@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from kpl_core import BlockingProducer, Config, ConfigError
-from kpl_core.background.process_end import ProcessListener, begin_last_flushes, listen, watch_uvicorn
+from kpl_core.background.process_end import (
+    NOT_ADMITTED,
+    ProcessListener,
+    begin_last_flushes,
+    listen,
+    watch_uvicorn,
+)
 from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.testing import FakeKinesis, FakeTransport
 from tests.support.running_program import environment
@@ -224,7 +230,8 @@ Listener.begin_last_flush = lambda *_, **__: None if exporting.ident else export
 {LISTEN}be_terminated()
 """
     ended = end_of(program)
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("exported\n", "", TERMINATED)
+    said = f"kpl_core: log records refused: 1; {NOT_ADMITTED}\n"
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("exported\n", said, TERMINATED)
 
 
 @needs_sigterm

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kpl_core.testing import FakeKinesis
+from kpl_core.testing import FakeKinesis, Latency, When
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.support.consumers import user_records
 from tests.support.running_program import environment
@@ -49,8 +49,9 @@ class Signalled(NamedTuple):
         return max(float(each["seconds"]) for each in self.ended)
 
 
-def signal_processes(sender: str, start: str, signals: int) -> Signalled:
+def signal_processes(sender: str, start: str, signals: int, *, answer_seconds: float = 0.0) -> Signalled:
     with ThreadedLocalKinesis(LocalKinesis({"records": 2}, enforce_limits=False)) as kinesis:
+        kinesis.call(lambda fake, _now: fake.faults.add(Latency(answer_seconds), When(operation="PutRecords")))
         run = subprocess.run(
             [sys.executable, PROGRAM, sender, start, str(signals)],
             env=environment({**ACCOUNT, "KPL_ENDPOINT_URL": kinesis.endpoint_url}),
@@ -91,6 +92,13 @@ def test_a_producer_in_a_loop_of_puts_delivers_before_sigterm_ends_it() -> None:
     assert {each["code"] for each in signalled.ended} == {SIGTERM_EXIT}
     assert (signalled.lost, signalled.printed) == (0, "")
     assert signalled.slowest < END_SECONDS + MARGIN_SECONDS
+
+
+@pytest.mark.parametrize("sender", ["producer", "handler"])
+def test_no_accepted_record_is_lost_while_kinesis_answers_slowly(sender: str) -> None:
+    """Nothing was delivered for half a second, so what was put then was refused: a log handler said nothing of it."""
+    signalled = signal_processes(sender, "alone", signals=2, answer_seconds=0.8)
+    assert (signalled.lost, signalled.printed) == (0, "")
 
 
 @pytest.mark.long

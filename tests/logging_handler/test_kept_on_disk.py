@@ -160,7 +160,7 @@ def test_records_that_a_spool_refuses_are_counted_and_reported_when_it_stores_ag
     logger.addHandler(handler)
     logger.info("stored")
     wait_until(lambda: handler.counts().delivered == 1, "the first line delivered")
-    file = handler._sender._background.producer.spool  # noqa: SLF001 - to make its file read-only
+    file = handler._sender.background.producer.spool  # noqa: SLF001 - to make its file read-only
     set_writable(file, writable=False).result()
     for number in range(20):
         logger.info("refused %d", number)
@@ -183,7 +183,7 @@ def test_a_close_while_the_spool_refuses_ends_in_time_and_prints_the_loss(make, 
     logger.addHandler(handler)
     logger.info("stored")
     wait_until(lambda: handler.counts().delivered == 1, "the first line delivered")
-    set_writable(handler._sender._background.producer.spool, writable=False).result()  # noqa: SLF001 - as above
+    set_writable(handler._sender.background.producer.spool, writable=False).result()  # noqa: SLF001 - as above
     logger.info("finds out")
     wait_until(lambda: handler.counts().dropped == {"NotSpooled": 1}, "a count")
     for number in range(20):

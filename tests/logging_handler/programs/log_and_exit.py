@@ -43,7 +43,7 @@ def main() -> None:
     logger.addHandler(handler)
     # The client's modules are the program's own size, not the size of what waits.
     logger.info("%09d %s", 0, "warm")
-    while handler._sender is None or handler._sender._background.producer is None:  # noqa: SLF001 - nothing else says so
+    while handler._sender is None or handler._sender.background.producer is None:  # noqa: SLF001 - nothing else says so
         time.sleep(0.01)
     handler.flush()
     before = highest = resident_bytes()
