@@ -357,7 +357,7 @@ def _divide(
         columns.append((granted, highest))
         settled = settled and deviation <= SETTLED * limit
         unassigned.append(max(0.0, planned - sum(highest)))
-        newcomer.append(_newcomer(limit, highest, absent, max_workers, is_warm=is_warm))
+        newcomer.append(_newcomer(limit, highest, granted, absent, max_workers, is_warm=is_warm))
     (share0, most0), (share1, most1) = columns
     pairs = zip(zip(share0, share1, strict=True), zip(most0, most1, strict=True), strict=True)
     grants = list(starmap(Grant, pairs))
@@ -384,25 +384,42 @@ def _grant_unreserved(
     return granted, highest, falls + wanted * (1.0 - fraction)
 
 
-def _newcomer(limit: float, ceilings: Sequence[float], absent: int, max_workers: int, *, is_warm: bool) -> float:
-    """Return what each worker without a grant may use. With the ceilings, the sum of these is within the limit."""
+def _newcomer(
+    limit: float, ceilings: Sequence[float], granted: Sequence[float], absent: int, max_workers: int, *, is_warm: bool
+) -> float:
+    """Return what each worker without a grant may use. With the ceilings, the sum of these is within the limit.
+
+    Once the table is warm it is only what no summary assigns: a worker may use it for as long as it has not read the
+    next summary. By then the ceilings may have fallen to what is `granted` now, and others have what that frees.
+    """
     share = limit / max_workers
-    if is_warm or not absent:
-        # Only what no summary assigns: a worker may use this for as long as it has not read the next summary.
-        return share * (RESERVE if absent else RESERVE / 4)
-    # A member may have crashed. Then a newcomer in its place uses what it had, and what is unreserved above that.
-    left, heads = limit - sum(ceilings), absent
-    for ceiling in sorted(ceilings):
-        if ceiling * heads >= left:
+    reserve = share * RESERVE if is_warm else share
+    least = share * RESERVE / 4
+    if not absent:
+        return least
+    most = _level_beside(ceilings, limit - sum(ceilings), absent)
+    if is_warm and min(granted, default=reserve) < reserve:
+        most = min(most, _level_beside(granted, absent * reserve, absent))
+    return min(reserve, max(most, least))
+
+
+def _level_beside(shares_of_members: Sequence[float], left: float, absent: int) -> float:
+    """Return what each newcomer may use of `left`, if members may have crashed and have newcomers in their places.
+
+    Such a newcomer uses what the member had, and a part of `left` above that.
+    """
+    heads = absent
+    for share in sorted(shares_of_members):
+        if share * heads >= left:
             break
-        left, heads = left + ceiling, heads + 1
-    return min(share, max(left / heads, share * RESERVE / 4))
+        left, heads = left + share, heads + 1
+    return left / heads
 
 
 def _unused(plan: ResourcePlan, max_workers: int, *, is_warm: bool) -> ResourcePlan:
     """Return the plan of a resource that no worker claims now."""
     first, second = (
-        _newcomer(limit * plan.estimate, (), max_workers, max_workers, is_warm=is_warm) for limit in plan.limit
+        _newcomer(limit * plan.estimate, (), (), max_workers, max_workers, is_warm=is_warm) for limit in plan.limit
     )
     return msgspec.structs.replace(plan, newcomer=(first, second), fair={}, unassigned=plan.limit)
 

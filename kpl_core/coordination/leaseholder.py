@@ -111,8 +111,10 @@ class Leaseholder:
         self._shares: dict[str, Pair] = {}
         # What it may use of those that it gave up: what every plan reserves for a newcomer.
         self._given_up: dict[str, Pair] = {}
-        # When it first reported that it claims a resource again, by the store's clock. A grant that follows from an
-        # older report is void, because another worker may have it by now.
+        # When it first reported, and when it first reported that it claims a resource again, by the store's clock. A
+        # grant that follows from an older report is void: another worker may have it by now. An older report is also
+        # that of a process that had the same name.
+        self._first_reported_at = math.inf
         self._claimed_at: dict[str, float] = {}
         # What throttling leaves of each share while the lease is expired, and since when throttling is counted.
         self._backoff: dict[str, float] = {}
@@ -250,6 +252,7 @@ class Leaseholder:
         counted: dict[str, Usage] = {}
         # In one interval, because calm workers report rarely.
         part = min(1.0, self.rules.interval_seconds / max(now - self._reported_at, 1e-6))
+        self._first_reported_at = min(self._first_reported_at, at)
         for resource, share in self._shares.items():
             meter = self._meters[resource]
             sent, throttled = meter.counts()
@@ -337,8 +340,8 @@ class Leaseholder:
                 del self._claimed_at[resource]
 
     def _grant(self, member: FleetMember | None, resource: str) -> Grant | None:
-        """Return what a summary grants this worker, None if nothing, or if it follows from a report before a claim."""
-        if member is None or member.reported_at < self._claimed_at.get(resource, -math.inf):
+        """Return what a summary grants this worker, None if nothing, or if it follows from too old a report."""
+        if member is None or member.reported_at < self._claimed_at.get(resource, self._first_reported_at):
             return None
         return member.grants.get(resource)
 

@@ -225,6 +225,11 @@ def test_a_large_fleet_has_a_summary_in_parts_and_old_parts_are_deleted():
     holder.measure({resource: Usage(LIMIT, (0.0, 0.0))}, clock[0])
     meeting = LeaseSync(store, holder, may_compute=False, on_problem=lambda *_: pytest.fail("complained"))
     finished(meeting.sync(lambda: clock[0], lambda: clock[0]))
+    # The plan follows from the report of an earlier process of this name, which may have given the resource up since.
+    assert holder.state(clock[0]) == "newcomer"
+    clock[0] += 2.0
+    summarise(store, clock[0])
+    finished(meeting.sync(lambda: clock[0], lambda: clock[0]))
     assert holder.state(clock[0]) == "leased"
     assert 0.0 < holder.share(resource, LIMIT)[0] <= LIMIT[0] / 10
 
@@ -395,8 +400,10 @@ def test_a_calm_summary_is_renewed_for_60_intervals_at_most() -> None:
         assert (following.generation == divided.generation) is is_renewed
 
 
-@pytest.mark.parametrize(("expected_workers", "part"), [(4, 0.04), (2, 0.01)])
-def test_a_worker_without_a_grant_may_use_a_small_part_of_an_equal_share(expected_workers: int, part: float) -> None:
+@pytest.mark.parametrize(("expected_workers", "holding", "part"), [(4, 490.0, 0.04), (2, 500.0, 0.01)])
+def test_a_worker_without_a_grant_may_use_a_small_part_of_an_equal_share(
+    expected_workers: int, holding: float, part: float
+) -> None:
     """Four parts in a hundred while workers are expected, else one: then a newcomer is one too many."""
     rules = TableRules(interval_seconds=5.0, max_workers=expected_workers)
     summary: Summary | None = None
@@ -410,7 +417,7 @@ def test_a_worker_without_a_grant_may_use_a_small_part_of_an_equal_share(expecte
                     worker_id=name,
                     written_at=at,
                     generation=generation,
-                    claims={RESOURCE: Claim((900.0, 9e5), (500.0, 5e5), LIMIT)},
+                    claims={RESOURCE: Claim((900.0, 9e5), (holding, holding * 1_000), LIMIT)},
                 )
                 for name in ("a", "b")
             ],
@@ -450,3 +457,33 @@ def test_what_each_newcomer_may_use_counts_members_that_may_have_crashed() -> No
     ]
     summary = next_summary(None, reports, TableRules(interval_seconds=5.0, max_workers=3), at=1_000.0)
     assert summary.resources[RESOURCE].newcomer[0] == pytest.approx(100.0)
+
+
+def test_a_newcomer_in_the_place_of_a_light_worker_uses_what_that_had_and_a_part_of_the_reserve() -> None:
+    """With the reserve for itself it was 1.002 times the limit, in a fleet of workers of different weights."""
+    rules = TableRules(interval_seconds=5.0, max_workers=6)
+    names = {"heavy": 4.0, "other": 4.0, "light": 0.02}
+    holdings, summary = dict.fromkeys(names, (0.0, 0.0)), None
+    for step in range(12):
+        at = 1_000.0 + 2.5 * step
+        latest = (0, "") if summary is None else (summary.generation, summary.token)
+        reports = [
+            WorkerReport(
+                worker_id=name,
+                written_at=at,
+                generation=latest[0],
+                token=latest[1],
+                weight=weight,
+                claims={RESOURCE: Claim((900.0, 9e5), holdings[name], LIMIT)},
+            )
+            for name, weight in names.items()
+        ]
+        summary = next_summary(summary, reports, rules, at=at)
+        holdings = {name: member.grants[RESOURCE].share for name, member in summary.members.items()}
+    assert summary is not None
+    held = sorted(share[0] for share in holdings.values())
+    newcomer = summary.resources[RESOURCE].newcomer[0]
+    reserve = 0.04 * 1_000.0 / 6
+    assert held[0] < newcomer < reserve
+    # Three are absent, and one is in the place of the light worker.
+    assert sum(held[1:]) + 4 * newcomer == pytest.approx(1_000.0)

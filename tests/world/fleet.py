@@ -106,6 +106,7 @@ class WorldWorker:
     async def _run(self) -> None:
         if not self._applies_late:
             await self.worker.run()
+            return
         step = self.worker.step
 
         async def late_step() -> None:
