@@ -6,6 +6,7 @@ for the socket after each, so that the event loop is never busy with megabytes a
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from base64 import b64encode
@@ -32,6 +33,7 @@ IDLE_SECONDS: Final = 12.0
 _NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _END_OF_HEAD: Final = b"\r\n\r\n"
+_log: Final = logging.getLogger("kpl_core")
 
 
 class _Reader(asyncio.StreamReader):
@@ -163,6 +165,22 @@ class _Connection:
         return bytes(body)
 
 
+class _Steps:
+    """Logs the steps of a connection or a request at the level DEBUG: no head, no body, no password."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, target: str) -> None:
+        self.loop = loop
+        self._target = target
+        self._at = loop.time()
+
+    def note(self, step: str, *values: object) -> None:
+        """Log a step and the milliseconds since the step before."""
+        if _log.isEnabledFor(logging.DEBUG):
+            now = self.loop.time()
+            _log.debug(f"%s: {step} in %.1f ms", self._target, *values, (now - self._at) * 1_000.0)
+            self._at = now
+
+
 class HttpConnections:
     """At most `max_connections` at a time.
 
@@ -200,9 +218,14 @@ class HttpConnections:
         async with self._places:
             idle = self._idle.setdefault((url.scheme, url.netloc), [])
             connection, is_reusable = _take_usable(idle, loop.time()) or await self._connect(url), False
+            steps = _Steps(loop, _authority(*_host_and_port(url)))
             timer = loop.call_later(self._exchange_seconds, connection.reader.time_out)
             try:
                 answer, is_reusable = await connection.exchange(head, body)
+                steps.note("POST of %d bytes, answer %d of %d bytes", len(body), answer.status, len(answer.body))
+            except Exception as error:
+                steps.note("POST of %d bytes failed with %r", len(body), error)
+                raise
             finally:
                 timer.cancel()
                 if is_reusable and not self._is_closed:
@@ -229,43 +252,51 @@ class HttpConnections:
         is_tls = url.scheme == "https"
         proxy = self._proxy(url)
         host, port = _host_and_port(url)
+        steps = _Steps(loop, _authority(*_host_and_port(url)))
         reader = _Reader(limit=_MAX_HEAD_BYTES, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
             async with asyncio.timeout(self._connect_seconds):
-                sock = await (self._socket(loop, host, port) if proxy is None else self._through(proxy, host, port))
+                if proxy is None:
+                    sock = await self._socket(steps, host, port)
+                else:
+                    sock = await self._through(steps, proxy, host, port)
                 transport, _ = await loop.create_connection(
                     lambda: protocol,
                     sock=sock,
                     ssl=self._tls if is_tls else None,
                     server_hostname=host if is_tls else None,
                 )
+                if is_tls:
+                    steps.note("%s", transport.get_extra_info("ssl_object").version())
         except TimeoutError as error:
             way = "" if proxy is None else f" through the proxy {_authority(*_host_and_port(proxy))}"
             message = f"no connection to {_authority(host, port)}{way} within {self._connect_seconds:g} s"
             raise TimeoutError(message) from error
         return _Connection(sock, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
-    async def _socket(self, loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
-        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    async def _socket(self, steps: "_Steps", host: str, port: int) -> socket.socket:
+        addresses = await steps.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         if not addresses:
             message = f"the name {host!r} has no address"
             raise OSError(message)
+        steps.note("%d addresses of %s", len(addresses), host)
         # Every address is tried before the timeout, even if none of those before it answers.
         delay = min(_NEXT_ADDRESS_SECONDS, self._connect_seconds / len(addresses))
         sock = await start_connection(addresses, happy_eyeballs_delay=delay)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        steps.note("connected to %s", sock.getpeername()[0])
         return sock
 
-    async def _through(self, proxy: SplitResult, host: str, port: int) -> socket.socket:
+    async def _through(self, steps: "_Steps", proxy: SplitResult, host: str, port: int) -> socket.socket:
         """Return a socket that a proxy has connected to a host; raises as `_tunnel`."""
-        loop = asyncio.get_running_loop()
         try:
-            sock = await self._socket(loop, *_host_and_port(proxy))
+            sock = await self._socket(steps, *_host_and_port(proxy))
         except OSError as error:
             message = f"the proxy {_authority(*_host_and_port(proxy))} cannot be reached: {error}"
             raise ConnectionError(message) from error
-        await _tunnel(loop, sock, proxy, (host, port))
+        await _tunnel(steps.loop, sock, proxy, (host, port))
+        steps.note("a tunnel of the proxy")
         return sock
 
     async def close(self) -> None:

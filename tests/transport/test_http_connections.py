@@ -1,6 +1,8 @@
 """The HTTP connections, against servers on loopback sockets that misbehave."""
 
 import asyncio
+import logging
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -86,6 +88,28 @@ async def client_of(
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(answer_of(await read_request(reader)))
+
+
+async def test_at_the_level_debug_each_step_of_connection_and_request_is_logged_with_its_time(caplog):
+    caplog.set_level(logging.DEBUG, logger="kpl_core")
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer_of(await read_request(reader)))
+        await read_request(reader)
+
+    async with client_of(answer_once) as client:
+        _ = await client.post(b"secret")
+        with pytest.raises(ConnectionError):
+            _ = await client.post(b"secret")
+    port = client.url.port
+    steps = [re.sub(r"in \d+\.\d ms$", "in T ms", record.getMessage()) for record in caplog.records]
+    failure = "ConnectionError('the server closed the connection before its answer was complete')"
+    assert steps == [
+        f"127.0.0.1:{port}: 1 addresses of 127.0.0.1 in T ms",
+        f"127.0.0.1:{port}: connected to 127.0.0.1 in T ms",
+        f"127.0.0.1:{port}: POST of 6 bytes, answer 200 of 6 bytes in T ms",
+        f"127.0.0.1:{port}: POST of 6 bytes failed with {failure} in T ms",
+    ]
 
 
 # An answer that is sent twice

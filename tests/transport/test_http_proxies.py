@@ -1,6 +1,7 @@
 """HTTPS through an HTTP proxy: real tunnels to a server on loopback, and proxies that refuse or misbehave."""
 
 import asyncio
+import logging
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -102,7 +103,10 @@ async def failure_over(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, **options:
 
 
 @pytest.mark.parametrize("user", ["", "someone:" + quote(PASSWORD, safe="") + "@", "some%3Aone@"])
-async def test_records_are_delivered_through_a_tunnel(user: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+async def test_records_are_delivered_through_a_tunnel(
+    user: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG)
     certificate = tmp_path / "server.pem"
     if reason := make_certificate(certificate):
         pytest.skip(reason)
@@ -124,6 +128,10 @@ async def test_records_are_delivered_through_a_tunnel(user: str, monkeypatch: py
     given = f"Proxy-Authorization: Basic {b64encode(shown.encode()).decode()}\r\n" if user else ""
     wanted = f"CONNECT kinesis.example:8443 HTTP/1.1\r\nHost: kinesis.example:8443\r\n{given}\r\n"
     assert {head.decode() for head in proxy.heads} == {wanted}
+    assert "kinesis.example:8443: a tunnel of the proxy in " in caplog.text
+    assert "kinesis.example:8443: TLSv1.3 in " in caplog.text
+    assert PASSWORD not in caplog.text
+    assert quote(PASSWORD, safe="") not in caplog.text
 
 
 @pytest.mark.parametrize(
