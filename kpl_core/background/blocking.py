@@ -29,7 +29,7 @@ from kpl_core.background.process_end import (
     keep_for_parent,
     listen,
 )
-from kpl_core.background.sender import LOOK_SECONDS, BackgroundSender, SenderEnded, SenderStuck
+from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.background.sigterm import FlushOnSigterm, flush_on_sigterm as flush_at_sigterm
 from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
@@ -60,6 +60,8 @@ _EXIT_SECONDS: Final = 5.0
 T = TypeVar("T")
 W = TypeVar("W")
 
+# How many records the loop takes from the inbox in one step, in which no other thread can put.
+_STEP_RECORDS: Final = 250
 # The producers of `BlockingProducer.shared`.
 _shared: "OnePerProcess[BlockingProducer]" = OnePerProcess()
 
@@ -214,7 +216,8 @@ class BlockingProducer(ProcessListener):
         self._require_open()
         checked = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
         if self._sender.is_current and not self._is_made_in_the_loop:
-            self.drain(self._producer)
+            for _ in range(0, len(self._inbox), _STEP_RECORDS):
+                self.drain(self._producer)
             user_records = (each if isinstance(each, UserRecord) else UserRecord(*each) for each in checked)
             made = [self._producer.internal.put_record_nowait(stream, each) for each in user_records]
             return BlockingDeliveries(self._changed, Deliveries.of(made))
@@ -227,14 +230,8 @@ class BlockingProducer(ProcessListener):
 
     async def _empty_inbox(self) -> None:
         """Hand over what is in the inbox: what a thread put before comes before what it puts in the loop."""
-        if not self._inbox:
-            return
-        is_drained = self.watch_drained()
-        self.drain(self._producer)
-        while not is_drained():
-            # What the producer has batched leaves now, which makes room.
-            await self._producer.flush(LOOK_SECONDS)
-            self.drain(self._producer)
+        if self._inbox:
+            await self._sender.put_queued(None)
 
     def _put_in_the_loop(self, stream: str, record: UserRecord) -> BlockingDelivery:
         """Put as `Producer` does: to the spool if the buffer is full, and within the share of the flow."""
@@ -319,10 +316,10 @@ class BlockingProducer(ProcessListener):
     # A record source, in the sender's thread
 
     def drain(self, producer: Producer) -> None:
-        """Hand over what is in the inbox, as far as the producer has room; announce results and capacity."""
+        """Hand over a step of what is in the inbox, as far as there is room; the sender comes back for the rest."""
         calls: list[Callable[[], object]] = []
         with self._changed:
-            while self._inbox:
+            for _ in range(min(len(self._inbox), _STEP_RECORDS)):
                 queued = self._inbox[0]
                 try:
                     delivery = queued.put_into(producer)
@@ -339,6 +336,9 @@ class BlockingProducer(ProcessListener):
                 self._inbox.popleft()
                 self._inbox_bytes -= queued.size_bytes
                 self._taken += 1
+            else:
+                if self._inbox:
+                    self._sender.wake()
             if self._waiting and not any(self._has_capacity(*each) for each in self._waiting):
                 producer.internal.make_room()
             self._changed.notify_all()

@@ -405,10 +405,11 @@ class BackgroundSender:
             left = max(deadline, extended()) - monotonic()
             if left <= 0:
                 return False
-            # What the producer has batched leaves now, which makes room.
-            await producer.flush(min(left, LOOK_SECONDS))
+            if not self.is_drain_scheduled:
+                # There is no room. What the producer has batched leaves now, which makes some.
+                await producer.flush(min(left, LOOK_SECONDS))
             await asyncio.sleep(0)
-            self._drain()
+            self._drain_after_progress()
         return True
 
     async def flush_in_loop(self, timeout: float | None, extended: Callable[[], float] = never) -> ProducerReport:
@@ -457,7 +458,7 @@ class BackgroundSender:
     async def _main(self) -> None:
         try:
             async with self._open_producer() as self.producer:
-                self.producer.internal.on_progress(self._drain)
+                self.producer.internal.on_progress(self._drain_after_progress)
                 with self._lock:
                     self.is_open = True
                     self._over.notify_all()
@@ -466,6 +467,11 @@ class BackgroundSender:
                 await self._stopped.wait()
         finally:
             self._is_ending = True
+
+    def _drain_after_progress(self) -> None:
+        # Each drain takes a step of a full queue and schedules the next one: there must be one at a time.
+        if not self.is_drain_scheduled:
+            self._drain()
 
     def _drain(self) -> None:
         self.is_drain_scheduled = False
