@@ -1,7 +1,7 @@
 """The demand of a worker for a resource, computed from its offered load; pure.
 
 Demand is what was offered, not what was consumed: a worker limited to its share consumes that share, however much more
-it has. Waiting units count as if they left within one interval. While units wait, demand is at least twice the
+it has. Waiting units count as if they left within one interval. While units wait, demand is at least 2.5 times the
 consumption, because callers that wait for room offer no more than that. A burst between two reports is visible too: the
 rate is the higher one of the last observation and the mean of an interval. The last observation may be short: of n
 units in it, n less the square root of n count, the error of a count. Otherwise chance alone would raise the demand.
@@ -35,7 +35,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 # While units wait, demand is at least this many times the consumption.
-SATURATED: Final = 2.0
+SATURATED: Final = 2.5
 
 
 class DemandMeter:
@@ -61,19 +61,25 @@ class DemandMeter:
         while len(samples) > 1 and samples[1][0] <= now - self._interval:
             samples.popleft()
         oldest_at, oldest = samples[0]
-        offered, waiting = usage.offered, usage.waiting
+        offered, waiting, before = usage.offered, usage.waiting, self.usage
         samples.append((now, offered))
         whole, last = now - oldest_at, now - latest_at
         # Units that expired while waiting were counted as offered before, and are not any more.
-        units = offered[0] - latest[0]
-        certain = 1.0 - 1.0 / math.sqrt(units) if units > 1.0 else 0.0
-        first = max((offered[0] - oldest[0]) / whole, certain * units / last, 0.0)
-        second = max((offered[1] - oldest[1]) / whole, certain * (offered[1] - latest[1]) / last, 0.0)
+        certain = _certain_part(offered[0] - latest[0]) / last
+        first = max((offered[0] - oldest[0]) / whole, certain * (offered[0] - latest[0]), 0.0)
+        second = max((offered[1] - oldest[1]) / whole, certain * (offered[1] - latest[1]), 0.0)
         if waiting != (0, 0):
             first, second = first + waiting[0] / self._interval, second + waiting[1] / self._interval
         if waiting[0] > 0.0:
-            first = max(first, SATURATED * (offered[0] - waiting[0] - oldest[0]) / whole)
-            second = max(second, SATURATED * (offered[1] - waiting[1] - oldest[1]) / whole)
+            left = offered[0] - waiting[0], offered[1] - waiting[1]
+            left_before = before.offered[0] - before.waiting[0], before.offered[1] - before.waiting[1]
+            certain = _certain_part(left[0] - left_before[0]) / last
+            first = max(
+                first, SATURATED * (left[0] - oldest[0]) / whole, SATURATED * certain * (left[0] - left_before[0])
+            )
+            second = max(
+                second, SATURATED * (left[1] - oldest[1]) / whole, SATURATED * certain * (left[1] - left_before[1])
+            )
         self.demand = (first, second)
         self.usage = usage
         if first > 0.0 or second > 0.0:
@@ -86,3 +92,8 @@ class DemandMeter:
     def counted(self, usage: Usage) -> None:
         """Note that the counts up to this usage have been used."""
         self.reported_sent, self.reported_throttled = usage.sent, usage.throttled
+
+
+def _certain_part(units: float) -> float:
+    """Return which part of a count is no chance."""
+    return 1.0 - 1.0 / math.sqrt(units) if units > 1.0 else 0.0

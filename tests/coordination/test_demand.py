@@ -25,12 +25,15 @@ def test_waiting_units_count_as_leaving_within_one_interval():
     assert meter.demand == pytest.approx((100.0 + 900 / 5, 1000.0 + 9000 / 5))
 
 
-def test_while_units_wait_demand_is_twice_the_consumption():
+def test_while_units_wait_demand_is_two_and_a_half_times_the_consumption():
     meter = DemandMeter(5.0, usage(0), 0.0)
     for second in range(1, 11):
         # Callers put as fast as there is room, so the offered load equals the consumption.
         meter.measure(usage(100 * second + 1, waiting=1), float(second))
-    assert meter.demand == pytest.approx((200.0, 2000.0), rel=0.01)
+    assert meter.demand == pytest.approx((250.0, 2500.0), rel=0.01)
+    # A rate that has just risen counts at once, less the error of a count.
+    meter.measure(usage(1_401, waiting=1), 11.0)
+    assert meter.demand == pytest.approx((950.0, 9_500.0), rel=0.01)
 
 
 def test_units_that_expire_while_waiting_give_no_negative_demand():

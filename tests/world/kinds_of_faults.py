@@ -110,7 +110,8 @@ _SLOW = Weather(slow_answers=0.1, latest=1.7, spacing=INTERVAL)
 # With the burst of the buckets, 0.1 s. A process that starts has a bucket of its own.
 BURST, STARTS = 1.1, 1.15
 # Intervals. A lost report is repeated after 1.1 at most, and a plan comes 0.55 later (`lease_table.GAP_INTERVALS`).
-REPORTED = 1.1 + 0.55
+# Each takes some calls, and another loss may come meanwhile.
+REPORTED = 2.0
 KINDS: dict[str, Kind] = {
     "no fault": Kind(1.0, BURST),
     "slow answers": Kind(1.0, BURST, weather=_SLOW, interval_seconds=INTERVAL),
@@ -126,7 +127,7 @@ KINDS: dict[str, Kind] = {
     # What cannot hold: the others take a worker without a word for two intervals for dead, and it still has its share.
     "pauses longer than a lease": Kind(2.5, 2.5, 8.0, events=(_long_pause,)),
     "a store that loses its last writes": Kind(1.6, 1.3, REPORTED, events=(_lose_writes,)),
-    "flush and garbage": Kind(2.5, 1.8, 1.5, events=(_flush, _garble)),
+    "flush and garbage": Kind(2.5, 1.8, REPORTED, events=(_flush, _garble)),
     # Here no shard throttles; a worker that is cut off lowers its share while one does.
     "a cut": Kind(3.0, 3.0, 20.0, events=(_cut,)),
     "old and new workers": Kind(1.6, 1.3, 0.6, events=(_join, _leave), start=_old_or_new),
