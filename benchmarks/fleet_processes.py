@@ -430,7 +430,7 @@ async def place(kind: str) -> AsyncIterator[Place]:
             return
         import boto3  # noqa: PLC0415
 
-        server = Path(sys.modules["tests.support.installation"].__file__ or "").parent / "moto_server.py"
+        server = Path(__file__).parents[1] / "tests/interop/moto_server.py"
         with own_process("moto", [str(installed.moto_python), str(server), str(port)], logs=folder) as process:
             process.wait_until(lambda: answers(port), what="answer")
             endpoint = f"http://{LOOPBACK}:{port}"
