@@ -409,7 +409,7 @@ class BackgroundSender:
                 # There is no room. What the producer has batched leaves now, which makes some.
                 await producer.flush(min(left, LOOK_SECONDS))
             await asyncio.sleep(0)
-            self._drain_after_progress()
+            self._drain_unless_scheduled()
         return True
 
     async def flush_in_loop(self, timeout: float | None, extended: Callable[[], float] = never) -> ProducerReport:
@@ -458,7 +458,7 @@ class BackgroundSender:
     async def _main(self) -> None:
         try:
             async with self._open_producer() as self.producer:
-                self.producer.internal.on_progress(self._drain_after_progress)
+                self.producer.internal.on_progress(self._drain_unless_scheduled)
                 with self._lock:
                     self.is_open = True
                     self._over.notify_all()
@@ -468,7 +468,7 @@ class BackgroundSender:
         finally:
             self._is_ending = True
 
-    def _drain_after_progress(self) -> None:
+    def _drain_unless_scheduled(self) -> None:
         # Each drain takes a step of a full queue and schedules the next one: there must be one at a time.
         if not self.is_drain_scheduled:
             self._drain()

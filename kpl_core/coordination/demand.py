@@ -74,12 +74,10 @@ class DemandMeter:
             left = offered[0] - waiting[0], offered[1] - waiting[1]
             left_before = before.offered[0] - before.waiting[0], before.offered[1] - before.waiting[1]
             certain = _certain_part(left[0] - left_before[0]) / last
-            first = max(
-                first, SATURATED * (left[0] - oldest[0]) / whole, SATURATED * certain * (left[0] - left_before[0])
-            )
-            second = max(
-                second, SATURATED * (left[1] - oldest[1]) / whole, SATURATED * certain * (left[1] - left_before[1])
-            )
+            consumed = max((left[0] - oldest[0]) / whole, certain * (left[0] - left_before[0]))
+            first = max(first, SATURATED * consumed)
+            consumed = max((left[1] - oldest[1]) / whole, certain * (left[1] - left_before[1]))
+            second = max(second, SATURATED * consumed)
         self.demand = (first, second)
         self.usage = usage
         if first > 0.0 or second > 0.0:

@@ -280,7 +280,7 @@ class HttpConnections:
         if not addresses:
             message = f"the name {host!r} has no address"
             raise OSError(message)
-        steps.note("%d addresses of %s", len(addresses), host)
+        steps.note("name resolved, addresses: %d", len(addresses))
         # Every address is tried before the timeout, even if none of those before it answers.
         delay = min(_NEXT_ADDRESS_SECONDS, self._connect_seconds / len(addresses))
         sock = await start_connection(addresses, happy_eyeballs_delay=delay)

@@ -225,14 +225,16 @@ async def check_coordination(options: CoordinationOptions | None) -> Check:
             "check its URL, the network and the permission; meanwhile running producers keep their shares, and one "
             f"that starts uses {options.first_share:.2%} of each limit, then what the shards take"
         )
-        if isinstance(error, StoreFailed) and error.reason in {"garbage", "version"}:
+        if isinstance(error, ConfigError):
+            fix = "correct the URL, or install what it needs"
+        elif isinstance(error, StoreFailed) and error.reason in {"garbage", "version"}:
             fix = "give each fleet a place of its own, and run the same release in all its workers"
         return Check("coordination", "failed", f"{options.shown_store}: {reason}", fix)
     found = f"{options.shown_store} answers; no plan yet"
     if plan is not None:
-        found = f"{options.shown_store} answers; its plan for {plan.workers:,} workers is {plan.age_seconds:,.0f} s old"
+        found = f"{options.shown_store} answers; its plan is {plan.age_seconds:,.0f} s old; workers: {plan.workers:,}"
         if plan.unassigned is not None:
-            found += f" and leaves {plan.unassigned:.0%} of a limit unassigned at least"
+            found += f"; unassigned: at least {plan.unassigned:.0%} of each limit"
     return Check("coordination", "ok", found)
 
 

@@ -155,13 +155,21 @@ async def test_the_coordination_store_is_asked(store: str, status: str, words: s
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_store_url_that_cannot_be_opened_is_to_be_corrected() -> None:
+    found = await check_coordination(CoordinationOptions(store="dynamodb://table/group?copies=many"))
+    assert (found.status, "copies" in found.found) == ("failed", True)
+    assert found.fix == "correct the URL, or install what it needs"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_plan_of_the_store_is_shown_or_said_to_be_another_programs() -> None:
     store = MemoryStore.named("doctor-plan")
     plans = {"orders/shard-0": ResourcePlan((1_000.0, 1e6), (0.0, 0.0), 1.0, {}, unassigned=(400.0, 2.5e5))}
     plan = Summary(generation=1, computed_at=time.time() - 7.0, began_at=0.0, member_count=1_200, resources=plans)
     options = CoordinationOptions(store="memory://doctor-plan")
     for body, status, words in (
-        (encode(plan), "ok", "plan for 1,200 workers is 7 s old and leaves 25% of a limit unassigned at least"),
+        (encode(plan), "ok", "its plan is 7 s old; workers: 1,200; unassigned: at least 25% of each limit"),
         (b"<html>", "failed", "leases.json: it cannot be decoded"),
     ):
         _ = await store.write(SUMMARY_NAME, body)

@@ -105,7 +105,7 @@ async def test_at_the_level_debug_each_step_of_connection_and_request_is_logged_
     steps = [re.sub(r"in \d+\.\d ms$", "in T ms", record.getMessage()) for record in caplog.records]
     failure = "ConnectionError('the server closed the connection before its answer was complete')"
     assert steps == [
-        f"127.0.0.1:{port}: 1 addresses of 127.0.0.1 in T ms",
+        f"127.0.0.1:{port}: name resolved, addresses: 1 in T ms",
         f"127.0.0.1:{port}: connected to 127.0.0.1 in T ms",
         f"127.0.0.1:{port}: POST of 6 bytes, answer 200 of 6 bytes in T ms",
         f"127.0.0.1:{port}: POST of 6 bytes failed with {failure} in T ms",

@@ -187,7 +187,7 @@ class PartsWatch:
         """Return the store, what is wrong, and what is in force meanwhile."""
         options, driver = self._producer.config.coordination, self._producer.coordination
         store = "the store" if options is None else options.shown_store
-        text = f"{store} cannot be used as it should ({', '.join(problems)})"
+        text = f"coordination fails at {store} ({', '.join(problems)})"
         shares = () if driver is None else driver.shares().values()
         if not shares:
             return text
