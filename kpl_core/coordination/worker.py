@@ -335,7 +335,7 @@ class CoordinationWorker:
         """Put the shares into force; once more for the resources that are not used any more."""
         limits = {resource: usage.limit for resource, usage in self._measured.items()}
         shares = {resource: self._holder.share(resource, limit) for resource, limit in (self._limits | limits).items()}
-        if shares == self._shares:
+        if shares == self._shares and limits == self._limits:
             return
         self._shares = {resource: shares[resource] for resource in limits}
         self._limits = limits

@@ -127,7 +127,7 @@ class Collector:
 
     def next_records(self, now: float) -> list[KinesisRecord] | None:
         """Return the records of the next request that is full or due, None if there is none."""
-        if not self.full and self._count and self.deadline <= now:
+        if not self.full and self.deadline <= now:
             self._close_all()
         if not self.full:
             return None
@@ -185,7 +185,7 @@ class Collector:
 
     def is_due(self, now: float) -> bool:
         """Return True if `next_records` would return a request."""
-        return bool(self.full) or (self._count > 0 and self.deadline <= now)
+        return bool(self.full) or self.deadline <= now
 
     def free_places(self, now: float) -> int:
         """Return how many more records the next request has room for if it is due and not full; else 0."""

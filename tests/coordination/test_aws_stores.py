@@ -461,6 +461,19 @@ async def test_a_plan_after_its_original_was_deleted_replaces_all_copies() -> No
     assert (await DynamoDbStore(client, "t", "g", copies=1).read(HEAD)).body == b"new"
 
 
+async def test_a_plan_replaces_its_copies_though_the_clock_of_the_store_went_back() -> None:
+    client: Any = FakeDynamoDb()
+    store = DynamoDbStore(client, "t", "g", copies=1)
+    old = await store.write(HEAD, b"old", expected="")
+    await store.aclose()
+    for group in ("g", "g~0"):
+        client.groups[group, HEAD]["serial"] = {"N": "99999999999999"}
+    assert (await store.read(HEAD)).body == b"old"
+    await store.write(HEAD, b"new", expected=old.version)
+    await store.aclose()
+    assert client.groups["g~0", HEAD]["body"] == {"B": b"new"}
+
+
 async def test_slow_copies_do_not_delay_the_write_of_a_plan() -> None:
     client: Any = FakeDynamoDb()
     store, answers = DynamoDbStore(client, "t", "g", copies=2), anyio.Event()

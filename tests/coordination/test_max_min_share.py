@@ -46,6 +46,7 @@ def test_the_water_level_agrees_with_the_oracle(drawn, limit):
 
 def test_if_all_wants_fit_the_level_is_the_highest_mark():
     assert water_level([6.0, 2.0, 1.0], [3.0, 4.0, 5.0], 100.0) == 2.0
+    assert water_level([6.0, 2.0, 1.0], [3.0, 3.0, 3.0], 100.0) == 2.0
 
 
 def test_a_light_worker_beside_many_heavy_ones_has_what_they_leave():

@@ -15,10 +15,11 @@ from kpl_core.coordination import MemoryStore, StoreFailed, Usage, Written
 from kpl_core.coordination.bounded_calls import BoundedStore, in_parallel
 from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, SummaryWriter
 from kpl_core.coordination.lease_table import TableRules
-from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
+from kpl_core.coordination.leaseholder import MAX_QUICK_SYNCS, READ_SPACING, HolderRules, Leaseholder
 from kpl_core.coordination.store_objects import Claim, Pair, Summary, WorkerReport, decode, encode
 from kpl_core.coordination.stores.s3 import S3Store
 from kpl_core.coordination.worker import CoordinationWorker, within_claim
+from kpl_core.hooks import ShareChanged
 from tests.support.virtual_time import Backend, virtual_time_backend
 
 pytestmark = pytest.mark.anyio
@@ -221,11 +222,16 @@ async def test_an_owner_that_cannot_finish_a_plan_gives_its_claim_up():
     assert (head.generation, head.claimed_until) == (0, 0.0)
 
 
-async def test_a_call_of_a_store_that_does_not_answer_fails_in_time():
-    class Silent(MemoryStore):
-        async def read(self, name: str) -> Any:
-            await anyio.sleep_forever()
+class Silent(MemoryStore):
+    async def read(self, name: str) -> Any:
+        await anyio.sleep_forever()
 
+    async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+async def test_a_call_of_a_store_that_does_not_answer_fails_in_time():
     with pytest.raises(StoreFailed, match=r"no answer within 0\.5 s"):
         await BoundedStore(Silent(now), 0.5).read("a")
     assert anyio.current_time() == pytest.approx(0.5)
@@ -341,3 +347,54 @@ async def test_a_write_that_arrives_late_does_not_replace_a_newer_report():
     assert (await MemoryStore.write(store, name, body, expected=expected)).version is None
     report = decode((await store.read("report-a.json")).body or b"", WorkerReport)
     assert report.written_at == pytest.approx(EPOCH + 1.0)
+
+
+def test_a_worker_without_a_lease_asks_early_only_so_many_times():
+    each, at, spacings = holder(), 0.0, list[float]()
+    for _ in range(MAX_QUICK_SYNCS + 3):
+        each.sync_started(at)
+        spacings.append(round(each.next_sync_at(usual_seconds=INTERVAL) - at, 6))
+        at += spacings[-1]
+    assert sum(spacing < READ_SPACING * INTERVAL for spacing in spacings) == MAX_QUICK_SYNCS - 1
+
+
+def worker_of(store: MemoryStore, options: CoordinationOptions, **options_of_test: Any) -> CoordinationWorker:
+    kept: dict[str, Any] = {"usages": lambda: {RESOURCE: Usage(LIMIT, (5_000.0, 5e6))}, **options_of_test}
+    return CoordinationWorker(
+        store, options, apply_shares=lambda _: None, clock=anyio.current_time, wall_clock=now, **kept
+    )
+
+
+async def test_a_worker_leaves_within_a_second_though_the_store_does_not_answer():
+    worker = worker_of(Silent(now), CoordinationOptions(store="memory://x", max_workers=2, interval_seconds=INTERVAL))
+    await worker.step()
+    began = anyio.current_time()
+    await worker.leave()
+    assert anyio.current_time() - began == pytest.approx(1.0)
+
+
+async def test_without_a_store_a_worker_uses_its_part_of_the_usual_workers():
+    options = CoordinationOptions(store="memory://x", interval_seconds=INTERVAL, max_workers=100, usual_workers=4)
+    worker = worker_of(Silent(now), options)
+    await worker.step()
+    assert worker.share(RESOURCE, LIMIT) == (LIMIT[0] / 4, LIMIT[1] / 4)
+
+
+async def test_the_share_of_a_resource_that_comes_back_is_told_again():
+    facts: list[Any] = []
+    used = {RESOURCE: Usage(LIMIT, (5_000.0, 5e6))}
+    options = CoordinationOptions(store="memory://x", interval_seconds=INTERVAL, max_workers=4, usual_workers=4)
+    worker = worker_of(Silent(now), options, usages=lambda: dict(used), tell=facts.append)
+
+    async def told() -> list[str]:
+        facts.clear()
+        await worker.step()
+        return [fact.shard_id for fact in facts if isinstance(fact, ShareChanged)]
+
+    assert await told() == ["shard-0"]
+    assert await told() == []
+    usage = used.pop(RESOURCE)
+    assert await told() == []
+    assert worker.fractions() == {}
+    used[RESOURCE] = usage
+    assert await told() == ["shard-0"]

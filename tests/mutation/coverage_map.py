@@ -37,12 +37,15 @@ class CoverageMap:
         """Return the tests that run a mutation: those of the nearest file first, then those that run the fewest lines.
 
         What runs at import has no test of its own: all tests of the module run, then those of modules that import it.
+        The tests in the file with its name are among the first: one that reads a table runs no line of the module.
         """
         wanted = set(mutation.lines)
         near = [test for test, lines in self.lines.items() if wanted & lines.get(mutation.path, set())]
         far: list[str] = []
         if mutation.at_import:
-            near = [test for test, lines in self.lines.items() if lines.get(mutation.path)]
+            near = [
+                test for test, lines in self.lines.items() if lines.get(mutation.path) or _is_named(test, mutation.path)
+            ]
             importers = self.importers.get(mutation.path, set())
             far = [test for test, lines in self.lines.items() if importers & lines.keys()]
         ranked = self._ranked(near, mutation.path)
@@ -64,6 +67,12 @@ class CoverageMap:
 def name_of(nodeid: str) -> str:
     """Return a test's name without its parameters, which a mutation of a table may change."""
     return nodeid.partition("[")[0]
+
+
+def _is_named(test: str, module: str) -> bool:
+    """Return True if the test is in a file with the module's name, in the folder of the module's folder."""
+    file = Path(test.partition("::")[0])
+    return file.stem == f"test_{Path(module).stem}" and Path(module).parent.name in file.parts
 
 
 def _distance(test_file: str, module: str) -> int:

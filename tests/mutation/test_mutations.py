@@ -91,6 +91,7 @@ def test_the_nearest_tests_run_first_and_those_that_run_few_lines_before_those_t
         "tests/pipeline/test_lane.py::test_small": {lane: {5, 6}},
         "tests/pipeline/test_lane.py::test_elsewhere": {lane: {7}},
         "tests/fairness/test_fair_queue.py::test_importer": {queue: {1}},
+        "tests/pipeline/test_lane.py::test_table": {},
     }
     covered = CoverageMap(dict.fromkeys(lines, 1.0), lines, {lane: {queue}})
     names = [

@@ -92,6 +92,7 @@ def test_without_room_no_record_moves_to_the_letters(queue: DeadLetterQueue, spo
     letter = queue.letter(record, "ttl")
     with pytest.raises(SpoolFull, match="redrive, export or purge"):
         queue.bury_nowait([letter, letter], spooled_ids=ids)
+    assert queue.failing
     statistics = spool.statistics()
     assert (statistics.claimed_records, statistics.letters) == (1, 1)
 

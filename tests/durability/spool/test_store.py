@@ -309,6 +309,21 @@ def test_nothing_is_committed_after_another_process_took_the_lock(options: Spool
     store.close()
 
 
+def test_another_owner_is_noticed_though_it_changed_no_record_and_the_lock_file_is_back(options: SpoolOptions) -> None:
+    """As when a folder is copied back: only the owner's token in the file says that another process had it."""
+    store, second = SpoolStore(options), SpoolStore(options)
+    store.open()
+    store.commit(record(1))
+    lock = options.file.with_name("spool.db.lock")
+    lock.rename(lock.with_suffix(".kept"))
+    second.open()
+    second.close()
+    lock.with_suffix(".kept").rename(lock)
+    with pytest.raises(SpoolUnavailable, match="another process has written to the file"):
+        store.commit(record(2))
+    store.close()
+
+
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_removed_log_is_noticed_and_its_records_are_saved(options: SpoolOptions, reopened: bool) -> None:
     store = SpoolStore(options)
