@@ -207,9 +207,12 @@ def _require_other_members(signal: str, tail: bytes, limits: DecodeLimits) -> Ge
     except MALFORMED as error:
         raise malformed(error) from None
     if again:
-        detail = f"{RESOURCES[signal]} is there twice; send one array"
-        raise DecodeRefusal(400, "malformed", detail, field=RESOURCES[signal])
+        raise _two_arrays(RESOURCES[signal])
     yield from require_depth(limits.max_depth, rest, too_deep("the JSON", limits.max_depth))
+
+
+def _two_arrays(name: str) -> DecodeRefusal:
+    return DecodeRefusal(400, "malformed", f"{name} is there twice; send one array", field=name)
 
 
 def _objects(name: str, texts: Sequence[msgspec.Raw], count: int) -> list[bytes]:
@@ -239,6 +242,10 @@ def _whole_json_parts(signal: str, body: bytes, limits: DecodeLimits) -> Generat
         raise malformed(error) from None
     _require_count(len(texts), limits)
     yield from require_depth(limits.max_depth, body, too_deep("the JSON", limits.max_depth))
+    # msgspec returns the last array only. Requests have no other members whose data could have its name.
+    quoted = f'"{name}"'.encode()
+    if body.count(quoted) - resources.count(quoted) > 1:
+        raise _two_arrays(name)
     parts = _objects(name, texts, 0)
     if not resources and _NO_MEMBERS.fullmatch(body) is None:
         # Another signal, or names in another spelling. Consumers would never find this data.

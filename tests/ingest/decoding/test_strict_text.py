@@ -183,7 +183,17 @@ def test_an_export_request_has_any_members_after_its_array(tail, is_valid):
             assert raised.value.status == 400
 
 
-def test_a_second_array_of_a_large_export_request_is_refused():
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_second_array_of_an_export_request_is_refused(is_large):
     body = b'{"resourceLogs":[{"a":1}],"resourceLogs":[{"b":2}]}'
+    pieces = [body[:20], body[20:]] if is_large else [body]
     with pytest.raises(DecodeRefusal, match="resourceLogs is there twice; send one array"):
-        result_of(otlp_in_steps("logs", JSON, iter([body[:20], body[20:]]), limits=LIMITS, partition_key="k"))
+        result_of(otlp_in_steps("logs", JSON, iter(pieces), limits=LIMITS, partition_key="k"))
+
+
+def test_data_may_have_the_name_of_the_array():
+    body = (
+        b'{"n":' + b"1" * 5_000 + b',"resourceLogs":[{"resourceLogs":[1],"a":"\\"resourceLogs\\"","b":"resourceLogs"}]}'
+    )
+    steps = otlp_in_steps("logs", JSON, iter([body]), limits=LIMITS, partition_key="k")
+    assert [each.data for each in result_of(steps)] == [body]
