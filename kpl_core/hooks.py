@@ -32,7 +32,7 @@ class RequestCompleted(msgspec.Struct, frozen=True):
     # Failed attempts of Kinesis records by predicted shard ("" if unpredicted) and code. If the whole request failed,
     # every record has the code of the request.
     errors_by_shard: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
-    # What an `OpeningHook` returned when each Kinesis record opened, without the Nones.
+    # What an `OpeningHook` returned when each Kinesis record opened, except None.
     opened_in: tuple[object, ...] = ()
     # The message that came with `error_code`.
     error_message: str | None = None

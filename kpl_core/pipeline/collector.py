@@ -2,7 +2,7 @@
 
 A request leaves when it is full (500 records, or its size in bytes) or when
 the most urgent record in it has waited long enough. Like in the KPL, a record
-may wait a little past its own deadline for company from other shards: 10 % of
+may wait a little past its own deadline for records of other shards: 10 % of
 the buffered time (KPL: 20 %), 50 ms at most. Open records join the request too,
 so a longer wait hardly makes requests larger. (`kinesis_record.cc` and `collector.h`; AWS
 PutRecords.)
@@ -11,10 +11,11 @@ Different from the KPL: 256 KiB for one shard make that shard's records leave
 alone. There they flush the whole request, so one hot shard makes all
 requests small.
 
-What was admitted in time has paid its tokens, and is sent even if it expires
-while it waits for company: on a shard offered more than it takes, every record
-is about to expire when its turn comes, and the tokens would be lost with it.
-Only when no request can leave for longer than that does a record expire here.
+A record that was admitted in time is sent even if it expires while its request
+waits for more records. The shard's tokens are spent on it already, and on a
+shard that is offered more than it takes, every record is admitted shortly
+before it expires. A record expires here only if no request can leave for
+longer than that wait.
 """
 
 import math

@@ -8,8 +8,8 @@ Different from the KPL:
 
 * The limiter says *when* the next record may leave, instead of being polled every 25 ms.
 * It lowers its own rate when the shard refuses records that our tokens allowed: then another process writes too.
-* Expired records are found in an order of their own, not by scanning the queue: a shard that is offered more than it
-  takes has records expire at every drain.
+* Waiting records are also kept sorted by expiry, so that the expired ones are found without a scan of the queue: on a
+  shard that is offered more than it takes, records expire at every drain.
 * Where the rate adapts, a part of the burst is never spent. The shard's bucket begins to refill when the first record
   arrives, ours when it leaves, so records that travel faster than the first would be refused.
 
