@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 from kpl_core import Config, ConfigError, CoordinationOptions, FairnessPolicy, RateLimitPolicy, StreamConfig
+from kpl_core.options.environment import shown_kind
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.option import described
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
@@ -169,3 +170,18 @@ def test_every_field_of_a_class_of_options_is_described(options):
     for option in described(options).values():
         assert option.option.meaning.endswith((".", "!"))
         assert option.bound is None or (option.bound.smallest > -math.inf and option.bound.unit)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("wire_path", '"fast", "stock", "cbor"'),
+        ("record_ttl_ms", "a number"),
+        ("aggregation_enabled", "true or false"),
+        ("spool", "a path"),
+        ("non_retryable_error_codes", "words with commas"),
+        ("region", "a word"),
+    ],
+)
+def test_the_table_of_variables_says_what_the_text_of_each_is(name, kind):
+    assert shown_kind(flat_options(Config)[name].option) == kind
