@@ -119,7 +119,7 @@ def test_undelivered_records_stay_in_the_spool_for_the_next_handler(make, kinesi
 
 @pytest.mark.parametrize("max_sending_bytes", [40_000, 4_000_000])
 def test_without_an_outage_the_spool_stays_empty(make, kinesis, logger, max_sending_bytes):
-    handler = make(overflow="spool", max_sending_bytes=max_sending_bytes)
+    handler = make(overflow="spool", max_sending_bytes=max_sending_bytes, close_timeout=60)
     logger.addHandler(handler)
     log_lines(logger, handler, wait=False)
     handler.close()
