@@ -287,6 +287,7 @@ class Leaseholder:
 
     def apply(self, head: Summary | None, part: SummaryPart | None, now: float, *, at: float) -> None:
         """Apply a summary; None means that the store has none."""
+        was_cut_off = self.state(now) in {"alone", "expired"}
         self._probed = None
         members, plans = ({}, {}) if head is None else (head.members, head.resources)
         if part is not None:
@@ -330,7 +331,8 @@ class Leaseholder:
         self._is_lowered = self._unsettled and (was_lowered or self._is_lowered)
         self._must_confirm = self._unsettled and (was_lowered or self._must_confirm)
         self._confirm_syncs = 0
-        if not self.wants_more:
+        # Syncs that failed meanwhile may have used up the quick ones.
+        if not self.wants_more or (was_cut_off and self._is_current):
             self._quick_syncs = 0
 
     def _forget_claims(self, member: FleetMember | None) -> None:

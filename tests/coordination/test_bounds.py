@@ -162,3 +162,22 @@ def test_the_two_limits_are_independent():
             worker.sync(measures=False)
     assert small.share(0) > 900
     assert large.share(1) > 900_000
+
+
+def test_a_worker_that_was_cut_off_for_long_asks_early_again():
+    """The syncs that failed used up the early ones, and it took its share one interval later."""
+    now = [0.0]
+    store, cut = (SteppingStore(lambda: now[0]) for _ in range(2))
+    cut.is_down = True
+    other, worker = (
+        SteppedWorker(name, each, lambda: now[0], max_workers=2) for name, each in (("o", store), ("w", cut))
+    )
+    other.demand = worker.demand = 5e3
+    for second in range(200):
+        now[0] = float(second)
+        other.sync()
+        worker.sync()
+    cut.go_back_to(store.remembered())
+    cut.is_down = False
+    worker.sync()
+    assert worker.holder.next_sync_at(usual_seconds=5.0) - now[0] < 0.5 * 5.0
