@@ -310,7 +310,7 @@ def test_nothing_is_committed_after_another_process_took_the_lock(options: Spool
 
 
 def test_another_owner_is_noticed_though_it_changed_no_record_and_the_lock_file_is_back(options: SpoolOptions) -> None:
-    """As when a folder is copied back: only the owner's token in the file says that another process had it."""
+    """Then only the owner's token in the file says that another process had it."""
     store, second = SpoolStore(options), SpoolStore(options)
     store.open()
     store.commit(record(1))
