@@ -331,8 +331,8 @@ class Leaseholder:
         self._is_lowered = self._unsettled and (was_lowered or self._is_lowered)
         self._must_confirm = self._unsettled and (was_lowered or self._must_confirm)
         self._confirm_syncs = 0
-        # Syncs that failed meanwhile may have used up the quick ones.
-        if not self.wants_more or (was_cut_off and self._is_current):
+        # While it was cut off, syncs that failed may have used up the quick ones.
+        if not self.wants_more or (was_cut_off and self._is_current and self._quick_syncs >= MAX_QUICK_SYNCS):
             self._quick_syncs = 0
 
     def _forget_claims(self, member: FleetMember | None) -> None:
