@@ -15,10 +15,10 @@ PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3 python)
 SOURCES  = $(shell find $(wildcard kpl_core kpl_integrations tests examples docs README.md) -type f -not -path '*/__pycache__/*')
 RELEASED = $(SOURCES) $(shell find $(wildcard benchmarks .ci) -type f -not -path '*/__pycache__/*') $(wildcard *.md *.toml *.yml LICENSE Makefile)
 
-# Each run of the tests has three worker processes for two cores, because the tests wait for servers and programs half
-# of the time. A worker that has finished takes tests from another one.
+# Each run of the tests has two worker processes for each core, because the tests wait for servers and programs nearly
+# half of the time. A worker that has finished takes tests from another one.
 CORES    := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
-WORKERS  ?= $(shell echo $$(( $(CORES) + $(CORES) / 2 )))
+WORKERS  ?= $(shell echo $$(( 2 * $(CORES) )))
 PARALLEL := -n $(WORKERS) --dist worksteal
 
 # The kernels in C run in `make compiled` and in the benchmarks. All other targets run the same in Python.
