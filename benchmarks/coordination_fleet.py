@@ -30,8 +30,6 @@ RESOURCE, BRIEF, IDLE, STEADY = (f"orders/shard-{number}" for number in range(4)
 BRIEF_RATE = 50.0
 BRIEF_SECONDS = 2.0
 STEADY_RATE = 5.0
-# The burst of a simulated service, in seconds of the limit.
-SERVICE_BURST_SECONDS = 0.25
 # The longest backlog of a caller, in seconds of its offered rate. The rest is shed.
 BACKLOG_SECONDS = 2.0
 
@@ -287,9 +285,12 @@ class Fleet:
         limit: of each resource, units a second.
         seed: of the random times.
         throttles: whether the service refuses what is above the limit of the first resource; `throttled` counts that.
+        service_burst_seconds: the burst of that service, in seconds of the limit.
     """
 
-    def __init__(self, limit: float, *, seed: int = 1, throttles: bool = False) -> None:
+    def __init__(
+        self, limit: float, *, seed: int = 1, throttles: bool = False, service_burst_seconds: float = 0.25
+    ) -> None:
         self.limit = limit
         self.now = 0.0
         self.chance = random.Random(seed)
@@ -297,7 +298,7 @@ class Fleet:
         self.workers: list[_Worker] = []
         self.sent: list[int] = []
         self.throttled: list[int] = []
-        self.service = TokenBucket([(limit, limit * SERVICE_BURST_SECONDS)], now=0.0) if throttles else None
+        self.service = TokenBucket([(limit, limit * service_burst_seconds)], now=0.0) if throttles else None
         self.consumptions: dict[str, tuple[float, float]] = {}
         self.consumption: float | None = None
         self.summed_at = -1e9

@@ -190,7 +190,9 @@ class Leaseholder:
                 meter = self._meters[resource] = DemandMeter(self.rules.interval_seconds, usage, now)
             meter.measure(usage, now)
             if meter.idle_since >= idle_before or not self._shares:
-                self._shares[resource] = self.share(resource, usage.limit)
+                # What it has stays: `share` would lower it again by what throttling leaves of it.
+                if resource not in self._shares:
+                    self._shares[resource] = self.share(resource, usage.limit)
                 self._given_up.pop(resource, None)
             elif len(self._shares) > 1:
                 self._give_up(resource)

@@ -102,23 +102,36 @@ def test_a_hot_worker_uses_the_share_of_idle_ones_and_returns_it(seed):
     assert theirs["the hot one's"] < 0.9
 
 
-@pytest.mark.parametrize("max_workers", [8, 64])
-def test_a_worker_without_the_store_lowers_its_share_while_it_is_throttled(max_workers):
-    """Half of the fleet is cut off. The other half divides the whole limit again, so the service throttles all."""
-    fleet = Fleet(LIMIT, throttles=True)
-    workers = fleet.start(8, lambda index, fleet: Leased(index, fleet, max_workers=max_workers), lambda _: 3_000.0)
+# A shard that takes a burst of a second throttles so late that intervals of 1 s need one more.
+@pytest.mark.parametrize(
+    ("interval", "burst", "intervals"), [(5.0, 0.25, 3), (5.0, 1.0, 3), (1.0, 0.25, 3), (1.0, 1.0, 4)]
+)
+@pytest.mark.parametrize(
+    ("max_workers", "seed"),
+    [(8, 1), *(pytest.param(count, seed, marks=pytest.mark.long) for count in (8, 64) for seed in range(2, 5))],
+)
+def test_half_of_a_fleet_that_is_cut_off_uses_the_limit_with_the_other_half(
+    interval, burst, intervals, max_workers, seed
+):
+    """The other half divides the whole limit again, so the service throttles all, and each lowers its part."""
+    fleet = Fleet(LIMIT, throttles=True, seed=seed, service_burst_seconds=burst)
+    workers = fleet.start(
+        8, lambda index, fleet: Leased(index, fleet, max_workers=max_workers, interval=interval), lambda _: 3_000.0
+    )
     fleet.run(30)
-    for worker in workers[:4]:
+    cut_off = workers[:4]
+    for worker in cut_off:
         worker.algorithm.is_cut_off = True
     fleet.run(60)
-    assert max(fleet.shares(start=45, window=5.0)) <= 1.1
-    assert min(fleet.shares(start=45, window=5.0)) >= 0.8
-    assert sum(fleet.throttled[-2_000:]) <= 0.005 * sum(fleet.sent[-2_000:])
-    assert sum(worker.rate for worker in workers) <= 1.1 * LIMIT
+    used = fleet.shares(start=30 + intervals * interval, window=5.0)
+    assert max(used) <= 1.1
+    assert min(used) >= 0.9
+    assert sum(fleet.throttled[-2_000:]) <= 0.015 * sum(fleet.sent[-2_000:])
+    assert sum(worker.rate for worker in cut_off) >= 0.1 * LIMIT
     # With the store back, each has its part again.
-    for worker in workers[:4]:
+    for worker in cut_off:
         worker.algorithm.is_cut_off = False
-    fleet.run(20)
+    fleet.run(4 * interval)
     assert max(worker.rate for worker in workers) <= 1.1 * min(worker.rate for worker in workers)
 
 
@@ -181,3 +194,26 @@ def test_a_worker_that_was_cut_off_for_long_asks_early_again():
     cut.is_down = False
     worker.sync()
     assert worker.holder.next_sync_at(usual_seconds=5.0) - now[0] < 0.5 * 5.0
+
+
+def test_a_throttle_lowers_the_share_of_a_worker_without_the_store_once():
+    """Each measurement after it lowered the share again, to nothing within a minute, and it never rose."""
+    now = [0.0]
+    worker = SteppedWorker("w", SteppingStore(lambda: now[0]), lambda: now[0], max_workers=1)
+    worker.demand = 5e3
+    for second in range(20):
+        now[0] = float(second)
+        worker.sync()
+    share = worker.share()
+    for second in range(20, 36):
+        now[0] = float(second)
+        worker.measure()
+    worker.throttled_share = 0.1
+    now[0] = 36.0
+    worker.measure()
+    worker.throttled_share = 0.0
+    assert 0.85 * share < worker.share() < 0.95 * share
+    for second in range(37, 90):
+        now[0] = float(second)
+        worker.measure()
+    assert worker.share() == share
