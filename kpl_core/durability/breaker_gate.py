@@ -3,8 +3,8 @@
 A shard's breaker counts what the service says about single Kinesis records, so an HTTP 200 full of throttles counts as
 failures. The stream's breaker counts whole requests that failed, by their records: no connection, a 500 or a timeout
 do not concern one shard. A single failed request is not counted, however many records it carried: it may be all that
-was sent in the window. Errors that no retry can fix, records that expired here, and records stored on another shard
-than predicted count for neither.
+was sent in the window. Those that fail in a row are counted together, however far apart they are. Errors that no retry
+can fix, records that expired here, and records stored on another shard than predicted count for neither.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,9 +52,9 @@ class BreakerGate:
         self._last_codes: dict[str, str] = {}
         # True while all breakers are closed and `take_ready` has reported that. Only an answer ends it.
         self._is_quiet = True
-        # Requests that failed as a whole since the last answer, and the records of those that are not counted yet.
+        # Requests that failed as a whole since the last answer, and their records.
         self._failures = 0
-        self._not_counted = 0
+        self._failed_records = 0
         self._waiting = BackoffQueue()
         self._facts: list[Fact] = []
 
@@ -141,13 +141,10 @@ class BreakerGate:
                 code = answer.code if isinstance(answer, RequestFailure) else RECORD_COUNT_MISMATCH
                 self._last_codes[WHOLE_STREAM] = code
                 self._failures += 1
-                self._not_counted += sent
-                is_closed = self.breakers[WHOLE_STREAM].state(now) is BreakerState.CLOSED
-                if self._failures >= FAILURES_IN_A_ROW or not is_closed:
-                    self._count(WHOLE_STREAM, [0, self._not_counted], request.started_at, now)
-                    self._not_counted = 0
+                self._failed_records += sent
+                self._count_failure(sent, request.started_at, now)
             return
-        self._failures = self._not_counted = 0
+        self._failures = self._failed_records = 0
         counts: dict[str, list[int]] = {WHOLE_STREAM: [0, 0]}
         for record, entry in zip(request.records, answer, strict=True):
             name = record.predicted_shard or WHOLE_STREAM
@@ -164,6 +161,16 @@ class BreakerGate:
         counts[WHOLE_STREAM][0] = sent - counts[WHOLE_STREAM][1]
         for name, count in counts.items():
             self._count(name, count, request.started_at, now)
+
+    def _count_failure(self, sent: int, started_at: float, now: float) -> None:
+        """Count a request that failed as a whole, and those before it that are not in the breaker's window."""
+        known = self.breakers[WHOLE_STREAM].statistics(now)
+        if known.state is not BreakerState.CLOSED:
+            self._count(WHOLE_STREAM, [0, sent], started_at, now)
+        elif self._failures >= FAILURES_IN_A_ROW:
+            # While requests fail, only probes leave: few records each, and further apart than the window is long.
+            failed = max(sent, self._failed_records - known.failed_records)
+            self._count(WHOLE_STREAM, [0, failed], started_at, now)
 
     def _count(self, name: str, outcomes: Sequence[int], started_at: float, now: float) -> None:
         """Count the records of one answer that succeeded and failed."""

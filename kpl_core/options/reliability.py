@@ -212,7 +212,12 @@ class BreakerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.5
     window_seconds: Annotated[float, Option("The length of the sliding window.", 0.0, unit="seconds", above=True)] = 1.0
     minimum_records: Annotated[
-        int, Option("With fewer records in the window the breaker does not open.", 1, unit="records")
+        int,
+        Option(
+            "With fewer records in the window, or in requests that failed in a row, the breaker does not open.",
+            1,
+            unit="records",
+        ),
     ] = 10
     open_seconds: Annotated[
         float,

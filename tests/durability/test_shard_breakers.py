@@ -79,6 +79,29 @@ def test_one_failed_request_stops_nothing_however_many_records_it_carried():
     assert breakers.allows(LEFT, "normal", 10.6) is Decision.WAIT
 
 
+@pytest.mark.parametrize("spacing", [0.01, 0.3, 4.0])
+@pytest.mark.parametrize(("count", "opens_at"), [(1, 10), (3, 4), (5, 2), (100, 2)])
+def test_requests_that_fail_in_a_row_open_it_however_small_and_far_apart_they_are(count, opens_at, spacing):
+    """While requests fail, one probe leaves every few seconds, with one record of a small stream."""
+    breakers = gate_of(BreakerPolicy(minimum_records=10))
+    decisions = []
+    for number in range(opens_at):
+        at = 1.0 + number * spacing
+        breakers.answered(request(LEFT, count, at), NO_CONNECTION, at)
+        decisions.append(breakers.allows(LEFT, "normal", at))
+    assert decisions == [*[Decision.SEND] * (opens_at - 1), Decision.WAIT]
+
+
+def test_an_answer_between_requests_that_fail_begins_a_new_row():
+    breakers = gate_of(BreakerPolicy(minimum_records=10))
+    for number in range(40):
+        at = 1.0 + number * 4.0
+        is_answered = number % 9 == 8
+        answer = [PutRecordsEntry("1", LEFT)] if is_answered else NO_CONNECTION
+        breakers.answered(request(LEFT, 1, at), answer, at)
+        assert breakers.allows(LEFT, "normal", at) is Decision.SEND
+
+
 def test_records_that_wait_leave_as_soon_as_the_probes_have_closed_the_breaker():
     """They had waited for the next probe, which would go after the timeout of the last ones."""
     breakers = gate_of()
