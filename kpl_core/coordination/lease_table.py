@@ -84,7 +84,10 @@ FORGOTTEN_INTERVALS: Final = 120.0
 RESERVE: Final = 0.04
 # A table is settled if its deviation from the targets is at most this share of the limit.
 SETTLED: Final = 0.02
+# No report is older than so many summaries, and stores charge for bytes: one digit.
+MOST_STEADY: Final = 9
 NO_LIMITS: Final[Pair] = (math.inf, math.inf)
+NO_GRANT: Final[Pair] = (0.0, 0.0)
 
 
 class TableRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,16 +110,20 @@ class _Claimants:
         # By dimension.
         self.demands = (array("d"), array("d"))
         self.ceilings = (array("d"), array("d"))
+        # A larger grant is a rise.
+        self.least = (array("d"), array("d"))
         self.limits = NO_LIMITS
         self.sent = self.throttled = 0.0
 
-    def add(self, member: FleetMember, claim: Claim, ceiling: Pair) -> None:
-        """Add a member, its claim, and the most it may be using."""
+    def add(self, member: FleetMember, claim: Claim, ceiling: Pair, granted: Pair) -> None:
+        """Add a member, its claim, the most it may be using, and its last grant."""
         self.members.append(member)
         self.demands[0].append(claim.demand[0])
         self.demands[1].append(claim.demand[1])
         self.ceilings[0].append(ceiling[0])
         self.ceilings[1].append(ceiling[1])
+        self.least[0].append(min(granted[0], claim.holding[0]))
+        self.least[1].append(min(granted[1], claim.holding[1]))
         if claim.limit != self.limits:
             self.limits = (min(self.limits[0], claim.limit[0]), min(self.limits[1], claim.limit[1]))
         self.sent += claim.sent
@@ -166,10 +173,8 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
             continue
         max_workers = max(max_workers, report.max_workers)
         serves = serves and known is not None and _serves(known, report, plans)
-        # It has applied the latest summary, so it holds exactly what that summary granted.
-        is_heard = previous is not None and (report.generation, report.token) == (previous.generation, previous.token)
         member = summary.members[worker_id] = FleetMember(report.written_at, report.weight, report.tier, {})
-        _add_claims(claimants, member, report, known, is_heard=is_heard)
+        _add_claims(claimants, member, report, known, previous)
     if not is_warm:
         # Their reports are as old as the gap. A worker that is really gone loses its lease once the table is warm.
         for worker_id, silent in old.items():
@@ -223,8 +228,10 @@ def _divide_all(
             # Before this division, also if the clock was set back or shows whole seconds.
             calm_at = 0.0 if known is None or previous is None else min(_calm_at(known, previous), at - 0.001)
         summary.resources[resource] = msgspec.structs.replace(plan, began_at=claimed_at, used_at=at, calm_at=calm_at)
-        for member, grant in zip(among.members, grants, strict=True):
+        for member, grant, first, second in zip(among.members, grants, *among.least, strict=True):
             member.grants[resource] = grant
+            if grant.share[0] > first or grant.share[1] > second:
+                member.steady = 0
         summary.settled = summary.settled and settled
     for resource, plan in plans.items():
         if resource not in claimants and _is_kept(plan, rules, at):
@@ -297,21 +304,34 @@ def _add_claims(
     member: FleetMember,
     report: WorkerReport,
     known: FleetMember | None,
-    *,
-    is_heard: bool,
+    previous: Summary | None,
 ) -> None:
-    grants = {} if known is None else known.grants
+    """Add the claims of a report. `known` is its worker in the previous summary.
+
+    A worker that has applied the latest summary holds what that granted. One that has applied an earlier summary holds
+    no more than it reported if no later one raised its grants. In a fleet with slow calls few reports are of the latest
+    summary, and the other workers would wait for those.
+    """
+    grants, is_heard = {}, False
+    if known is not None and previous is not None:
+        grants = known.grants
+        behind = previous.generation - report.generation
+        # Otherwise the store has lost the summary that this worker has applied.
+        if behind > 0 or (behind == 0 and report.token == previous.token):
+            is_heard = behind <= known.steady
+            member.steady = min(MOST_STEADY, known.steady + 1)
     for resource, claim in report.claims.items():
         grant = grants.get(resource)
-        ceiling = claim.holding
+        ceiling, granted = claim.holding, NO_GRANT
         if grant is not None:
-            granted = grant.share if is_heard else grant.ceiling
+            granted = grant.share
+            bound = granted if is_heard else grant.ceiling
             # It can hold more only if the store lost a summary that it has applied.
-            if ceiling[0] <= granted[0] and ceiling[1] <= granted[1]:
-                ceiling = granted
+            if ceiling[0] <= bound[0] and ceiling[1] <= bound[1]:
+                ceiling = bound
             else:
-                ceiling = (max(granted[0], ceiling[0]), max(granted[1], ceiling[1]))
-        claimants[resource].add(member, claim, ceiling)
+                ceiling = (max(bound[0], ceiling[0]), max(bound[1], ceiling[1]))
+        claimants[resource].add(member, claim, ceiling, granted)
 
 
 def _add_silent(
@@ -321,7 +341,7 @@ def _add_silent(
     for resource, grant in silent.grants.items():
         plan = None if previous is None else previous.resources.get(resource)
         if plan is not None:
-            claimants[resource].add(member, Claim(grant.share, grant.ceiling, plan.limit), grant.ceiling)
+            claimants[resource].add(member, Claim(grant.share, grant.ceiling, plan.limit), grant.ceiling, NO_GRANT)
 
 
 def _divide(

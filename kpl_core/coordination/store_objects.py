@@ -134,12 +134,17 @@ class Grant(msgspec.Struct, array_like=True, gc=False):
 
 
 class FleetMember(msgspec.Struct, array_like=True, gc=False):
-    """A worker of the summary, and its grants by resource."""
+    """A worker of the summary, and its grants by resource.
+
+    `steady` is how many summaries in a row, up to this one, gave this worker no more than it had and held; 0 if an
+    older release wrote the summary.
+    """
 
     reported_at: float
     weight: float
     tier: int
     grants: dict[str, Grant]
+    steady: int = 0
 
 
 class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
@@ -167,8 +172,8 @@ class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
     calm_at: float = 0.0
 
 
-class Summary(msgspec.Struct, kw_only=True):
-    """The head of a summary.
+class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The head of a summary. Every worker reads it twice an interval, so it has no defaults but the version.
 
     Args:
         generation: grows by one with every summary.
@@ -206,7 +211,7 @@ class Summary(msgspec.Struct, kw_only=True):
     old_part_count: int = 0
     member_count: int = 0
     max_workers: int = 0
-    version: int = VERSION
+    version: int = msgspec.field(default_factory=lambda: VERSION)
 
 
 class SummaryPart(msgspec.Struct, kw_only=True):

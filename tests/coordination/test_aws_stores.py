@@ -14,8 +14,9 @@ import pytest
 from aiohttp import ClientPayloadError
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from kpl_core.coordination.lease_sync import SUMMARY_NAME
+from kpl_core.coordination.lease_sync import SUMMARY_NAME as HEAD
 from kpl_core.coordination.store import MemoryStore, StoreFailed
+from kpl_core.coordination.store_objects import Summary, decode, encode
 from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.stores.dynamodb import COPIED_NAME, DynamoDbStore
 from kpl_core.coordination.stores.s3 import S3Store
@@ -333,8 +334,9 @@ async def test_a_coordinator_respects_a_claim_and_replaces_garbage():
     await store.write("leases.json", b"garbage")
     assert await coordinator().compute_once() == (0, "computed")
     assert complaints == ["garbage"]
-    body = (await store.read("leases.json")).body or b""
-    await store.write("leases.json", body.replace(b'"claimed_until":0.0', b'"claimed_until":1003.0'))
+    head = decode((await store.read("leases.json")).body or b"", Summary)
+    head.claimed_until = 1_003.0
+    await store.write("leases.json", encode(head))
     assert await coordinator().compute_once() == (0, "overtaken")
     now[0] = 1_004.0
     assert await coordinator().compute_once() == (0, "computed")
@@ -343,7 +345,6 @@ async def test_a_coordinator_respects_a_claim_and_replaces_garbage():
         await coordinator().compute_once()
 
 
-HEAD = SUMMARY_NAME
 WORKERS = 10_000
 # The row of 10,000 workers in the table of costs, and what DynamoDB allows for one item.
 READS_PER_SECOND = 4_205.4
@@ -351,7 +352,7 @@ MOST_READS_OF_AN_ITEM = 3_000
 
 
 def test_the_item_that_is_copied_is_the_head_of_the_plan() -> None:
-    assert COPIED_NAME == SUMMARY_NAME
+    assert COPIED_NAME == HEAD
 
 
 async def test_the_reads_of_the_plan_are_spread_over_its_copies() -> None:

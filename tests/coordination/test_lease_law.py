@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from kpl_core.coordination.lease_sync import SUMMARY_NAME
+from kpl_core.coordination.store_objects import Summary, decode
 from tests.coordination.stepping import LIMIT, RESOURCE, RESOURCES, SteppedWorker, SteppingStore
 
 MAX_WORKERS = 8
@@ -202,7 +203,7 @@ def test_a_step_of_the_stores_clock_blocks_neither_leases_nor_computing(seconds,
     fleet.wait(20.0)
     computing = fleet.workers.pop()
     fleet.now += 0.5 * INTERVAL
-    while b'"claimed_until":0.0' in fleet.store.remembered()[SUMMARY_NAME][0]:
+    while decode(fleet.store.remembered()[SUMMARY_NAME][0], Summary).claimed_until == 0.0:
         computing.step()
     del fleet.workers[:dying]
     fleet.clock_offset += seconds

@@ -94,30 +94,6 @@ def test_a_report_with_numbers_out_of_bounds_is_garbage(ours, theirs):
     assert unreadable.value.reason == "garbage"
 
 
-@pytest.mark.parametrize(
-    ("generation", "token", "holding", "highest"),
-    [
-        (7, "b", 100.0, 100.0),  # it applied this summary, so the share it gave up is free
-        (6, "z", 800.0, 800.0),  # it has not applied this summary
-        (7, "a", 100.0, 800.0),  # it applied another summary of this generation, which the store lost
-        (8, "c", 900.0, 900.0),  # likewise, and it holds more than the table granted
-    ],
-)
-def test_the_holding_of_a_worker_follows_from_the_summary_it_applied(generation, token, holding, highest):
-    members = {"w0": FleetMember(1_000.0, 1.0, 1, {RESOURCE: Grant((100.0, 1e5), (800.0, 8e5))})}
-    plans = {RESOURCE: ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {})}
-    previous = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, members=members, resources=plans)
-    claim = Claim((0.0, 0.0), (holding, holding * 1e3), LIMIT)
-    theirs = Claim((5_000.0, 5e6), (50.0, 5e4), LIMIT)
-    reports = [
-        WorkerReport(worker_id=name, written_at=1_001.0, generation=each, token=word, claims={RESOURCE: said})
-        for name, each, word, said in (("w0", generation, token, claim), ("w1", 0, "", theirs))
-    ]
-    summary = next_summary(previous, reports, RULES, at=1_002.0)
-    assert summary.members["w0"].grants[RESOURCE].ceiling[0] == pytest.approx(highest)
-    assert summary.members["w1"].grants[RESOURCE].share[0] <= max(50.0, 1_000.0 - highest)
-
-
 def test_without_throttling_the_estimate_recovers():
     summary = grown(throttled=10.0)
     for step in range(20):

@@ -1,0 +1,77 @@
+"""What the lease table concludes from a report about what its worker may be using."""
+
+import pytest
+
+from kpl_core.coordination.lease_table import TableRules, next_summary
+from kpl_core.coordination.store_objects import (
+    Claim,
+    FleetMember,
+    Grant,
+    ResourcePlan,
+    Summary,
+    WorkerReport,
+)
+
+RESOURCE = "orders/shard-0"
+LIMIT = (1_000.0, 1e6)
+RULES = TableRules(interval_seconds=5.0)
+
+
+@pytest.mark.parametrize(
+    ("generation", "token", "holding", "steady", "highest", "steady_then"),
+    [
+        (7, "b", 100.0, 0, 100.0, 1),  # it applied this summary, so the share it gave up is free
+        (6, "z", 800.0, 0, 800.0, 1),  # it has not applied this summary
+        (6, "z", 150.0, 0, 800.0, 1),  # likewise, and this summary raised a grant
+        (5, "y", 150.0, 2, 150.0, 3),  # it applied a summary since which no grant of its was raised
+        (4, "x", 150.0, 2, 800.0, 3),  # the one after it raised a grant
+        (5, "y", 10.0, 2, 100.0, 0),  # it holds less than it was granted, so that grant is a rise
+        (7, "a", 100.0, 2, 800.0, 0),  # it applied another summary of this generation, which the store lost
+        (8, "c", 900.0, 9, 900.0, 0),  # likewise, and it holds more than the table granted
+    ],
+)
+def test_the_holding_of_a_worker_follows_from_the_summary_it_applied(
+    generation, token, holding, steady, highest, steady_then
+):
+    members = {"w0": FleetMember(1_000.0, 1.0, 1, {RESOURCE: Grant((100.0, 1e5), (800.0, 8e5))}, steady)}
+    plans = {RESOURCE: ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {})}
+    previous = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, members=members, resources=plans)
+    claim = Claim((0.0, 0.0), (holding, holding * 1e3), LIMIT)
+    theirs = Claim((5_000.0, 5e6), (50.0, 5e4), LIMIT)
+    reports = [
+        WorkerReport(worker_id=name, written_at=1_001.0, generation=each, token=word, claims={RESOURCE: said})
+        for name, each, word, said in (("w0", generation, token, claim), ("w1", 0, "", theirs))
+    ]
+    summary = next_summary(previous, reports, RULES, at=1_002.0)
+    assert summary.members["w0"].grants[RESOURCE].ceiling[0] == pytest.approx(highest)
+    assert summary.members["w1"].grants[RESOURCE].share[0] <= max(50.0, 1_000.0 - highest)
+    assert summary.members["w0"].steady == steady_then
+
+
+def test_the_grants_of_a_worker_are_steady_until_one_of_them_rises():
+    names = ["w0", "w1", "w2", "w3"]
+    summary: Summary | None = None
+    share, seen = 0.0, []
+    for step, demand in enumerate([*[5_000.0] * 12, 10.0, 10.0, 5_000.0, 5_000.0]):
+        at = 1_000.0 + 2.5 * step
+        members = {} if summary is None else summary.members
+        reports = [
+            WorkerReport(
+                worker_id=name,
+                written_at=at,
+                generation=0 if summary is None else summary.generation,
+                claims={
+                    RESOURCE: Claim(
+                        (demand if name == "w0" else 5_000.0, 5e6),
+                        members[name].grants[RESOURCE].share if members else (0.0, 0.0),
+                        LIMIT,
+                    )
+                },
+            )
+            for name in names
+        ]
+        summary = next_summary(summary, reports, RULES, at=at)
+        before, share = share, summary.members["w0"].grants[RESOURCE].share[0]
+        seen.append((share > before, summary.members["w0"].steady == 0))
+    # Its grant rises when the others have confirmed that theirs fell.
+    assert seen[-6:] == [*[(False, False)] * 5, (True, True)]
