@@ -1,6 +1,6 @@
 """gunicorn --preload loads the application once and forks. Each worker creates its own producer and sender.
 
-    pip install 'kpl-integrations[fastapi,logging,local]' gunicorn uvicorn-worker httpx2
+    pip install 'kpl-integrations[fastapi,local]' gunicorn uvicorn-worker httpx2
     python examples/gunicorn_preload.py
 
 It starts its own local Kinesis and gunicorn with two workers, and sends requests to them.

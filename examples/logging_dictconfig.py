@@ -2,7 +2,7 @@
 
 One handler uses its own JSON, another that of python-json-logger, and loguru logs through one of them too.
 
-    pip install 'kpl-integrations[logging,local]' python-json-logger loguru
+    pip install 'kpl-integrations[local]' python-json-logger loguru
     python examples/logging_dictconfig.py
 
 It starts its own local Kinesis. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`)

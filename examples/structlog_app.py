@@ -1,6 +1,6 @@
 """Log with structlog to Kinesis: bound values become fields of the JSON in the stream.
 
-    pip install 'kpl-integrations[logging,local]' structlog
+    pip install 'kpl-integrations[local]' structlog
     python examples/structlog_app.py
 
 It starts its own local Kinesis. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`)

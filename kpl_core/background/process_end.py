@@ -367,7 +367,9 @@ def import_early(config: Config) -> None:
     """
     import_transport(config)
     if config.spool is not None or config.dead_letters is not None:
-        import_module("kpl_core.producer.durable_store")
+        # The producer says what is missing when it opens.
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module("kpl_core.producer.durable_store")
     if config.coordination is not None:
         import_module("kpl_core.producer.coordination_driver")
     import_module("anyio._backends._asyncio")  # anyio and name resolution import these at their first use

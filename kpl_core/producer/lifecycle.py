@@ -7,6 +7,7 @@ import asyncio
 import logging
 import math
 import random
+import sys
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -188,8 +189,14 @@ class Lifecycle:
                 message = "a dead_letter_sink is given, but no Config.dead_letters; set it to DeadLetterOptions()"
                 raise ConfigError(message)
             return None
-        from kpl_core.producer.durable_store import DurableStore  # noqa: PLC0415 - the spool needs SQLite and file locks
-
+        try:
+            from kpl_core.producer.durable_store import DurableStore  # noqa: PLC0415 - needs SQLite and file locks
+        except ModuleNotFoundError as error:
+            message = (
+                f"spool and dead_letters need Python's module {error.name}, which this Python on {sys.platform} does "
+                "not have; set both to None, or run on Linux"
+            )
+            raise ConfigError(message) from error
         self.store = DurableStore(self.config, sink=self._sink, chance=self._chance)
         self.waits_for_spool = self.store.state.waiting
         return await stack.enter_async_context(self.store)

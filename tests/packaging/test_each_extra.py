@@ -24,7 +24,10 @@ async def main():
         assert (await (await producer.put("orders", partition_key="42", data=b"..."))).successful
 
 anyio.run(main)
+import logging
 import kpl_integrations.asgi
+from kpl_integrations.logging_handler import KinesisHandler
+logging.getLogger().addHandler(KinesisHandler("logs", region="us-east-1"))
 """,
     "fastapi": """
 from fastapi import FastAPI
@@ -36,11 +39,6 @@ FastAPI().include_router(KinesisRouter(Config(region="us-east-1")))
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 IngestGateway(load_settings(region="us-east-1"), OpenTenants(Tenant(id="local")))
-""",
-    "logging": """
-import logging
-from kpl_integrations.logging_handler import KinesisHandler
-logging.getLogger().addHandler(KinesisHandler("logs", region="us-east-1"))
 """,
     "otel": """
 from kpl_integrations.otel import KinesisSpanExporter
@@ -120,6 +118,12 @@ OPTIONAL = {
 
 def test_every_extra_has_a_program() -> None:
     assert set(SMOKE) - {""} == set(EXTRAS)
+
+
+def test_all_means_all() -> None:
+    (everything,) = EXTRAS["all"]
+    names = everything.partition("[")[2].rstrip("]").split(",")
+    assert names == sorted(set(EXTRAS) - {"all"})
 
 
 @pytest.mark.timeout(300)

@@ -47,12 +47,15 @@ async def open_store(
         module = import_module(f"kpl_core.coordination.{name}")
     except ModuleNotFoundError as error:
         if error.name in sys.stdlib_module_names:
-            # fcntl is not everywhere.
-            raise
-        message = (
-            f"store is a {parts.scheme}:// URL and the package {error.name} is not installed; "
-            f"pip install 'kpl-integrations[{error.name}]'"
-        )
+            message = (
+                f"store is a {parts.scheme}:// URL, which needs Python's module {error.name}, and this Python on "
+                f"{sys.platform} does not have it; use redis://, s3:// or dynamodb://"
+            )
+        else:
+            message = (
+                f"store is a {parts.scheme}:// URL and the package {error.name} is not installed; "
+                f"pip install 'kpl-integrations[{error.name}]'"
+            )
         raise ConfigError(message) from error
     store: CoordinationStore = await module.open_store(
         StoreAddress(parts, dict(parse_qsl(parts.query)), session, client_options or {})
