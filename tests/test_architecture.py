@@ -11,8 +11,11 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+import grimp
 
 import kpl_core
 import kpl_integrations
@@ -102,6 +105,12 @@ def test_outside_the_ring_nothing_is_async() -> None:
         if isinstance(node, ASYNC_SYNTAX)
     ]
     assert offenders == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports for types alone and those in functions count too."""
+    graph = grimp.build_graph("kpl_core", "kpl_integrations", cache_dir=None)
+    TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
 
 
 def test_a_file_can_be_read_in_one_sitting() -> None:

@@ -32,7 +32,7 @@ from time import monotonic
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from kpl_core.options.config import Config
-from kpl_core.transport.transport import import_transport
+from kpl_core.transport.default_transport import import_transport
 
 T = TypeVar("T")
 Wait = Callable[[], object]

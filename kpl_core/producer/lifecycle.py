@@ -35,7 +35,8 @@ from kpl_core.producer.stream_set import StreamSet
 from kpl_core.producer.yield_budget import YieldBudget
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.user_record import require_stream
-from kpl_core.transport.transport import KinesisTransport, default_transport, require_packages
+from kpl_core.transport.default_transport import default_transport
+from kpl_core.transport.transport import KinesisTransport, require_packages
 
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession

@@ -1,22 +1,17 @@
-"""The calls that the producer makes to Kinesis, checks of what they return, and the choice of a transport.
+"""The calls that the producer makes to Kinesis, and checks of what they return.
 
 Failures are values.
 """
 
-import contextlib
 import logging
-from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import anyio
 
 from kpl_core.errors import ConfigError
-from kpl_core.event_loop import run_in_daemon_thread
 from kpl_core.options.config import Config
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.options.validation import without_passwords
@@ -24,15 +19,9 @@ from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
 
-if TYPE_CHECKING:
-    from aiobotocore.session import AioSession
-
-    from kpl_core.transport.service_calls import SessionVars
-
 T = TypeVar("T")
 
 _log: Final = logging.getLogger("kpl_core")
-_OTHER_BOTOCORE: Final = "this botocore has other internals"
 _TEXT: Final[tuple[type, ...]] = (str, type(None))
 # How much of an invalid answer an error message quotes.
 _SHOWN_CHARACTERS: Final = 100
@@ -73,60 +62,6 @@ def require_packages(config: Config) -> None:
         if (not extra or config.wire_path == "cbor") and find_spec(package) is None:
             message = f"wire_path is {config.wire_path!r}, which needs {package}; pip install 'kpl-integrations{extra}'"
             raise ConfigError(message)
-
-
-async def default_transport(
-    config: Config, session: "AioSession | None" = None, *, session_vars: "SessionVars" = None
-) -> KinesisTransport:
-    """Return the transport of a configuration; on asyncio it is imported and prepared in a thread.
-
-    Importing botocore and asking for credentials takes a tenth of a second and more, which would stall the loop.
-    Without `session`, one is made with `session_vars`.
-    """
-    if _get_running_loop() is None:  # trio, where the transport then says that it needs asyncio
-        return _prepared(config, session, session_vars)
-    return await run_in_daemon_thread(partial(_prepared, config, session, session_vars))
-
-
-def reason_for_botocore(config: Config) -> str | None:
-    """Return why a producer of this configuration uses botocore's client; None if it uses connections of its own.
-
-    It reads files, and may ask for credentials.
-    """
-    try:
-        from kpl_core.transport.direct_transport import resolved  # noqa: PLC0415 - 0.1 s
-    except ImportError:
-        return _OTHER_BOTOCORE
-    found = resolved(config)
-    return found if isinstance(found, str) else None
-
-
-def import_transport(config: Config) -> None:
-    """Import the modules of the configured transport."""
-    # A botocore with other internals has a name less: then its client is used.
-    with contextlib.suppress(ImportError):
-        import_module("kpl_core.transport.direct_transport")
-        if config.wire_path != "stock" and not config.botocore:
-            return
-    import_module("kpl_core.transport.aiobotocore_transport")
-
-
-def _prepared(config: Config, session: "AioSession | None", session_vars: "SessionVars") -> KinesisTransport:
-    reason = "the caller gave a session"
-    if session is None:
-        reason = _OTHER_BOTOCORE
-        with contextlib.suppress(ImportError):  # as above
-            from kpl_core.transport.direct_transport import DirectTransport, resolved  # noqa: PLC0415 - 0.1 s
-
-            found = resolved(config, session_vars)
-            if not isinstance(found, str):
-                _log.debug("requests use the producer's own connections")
-                return DirectTransport(config, found)
-            reason = found
-    _log.info("requests use botocore's client, because %s", reason)
-    from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport, new_session  # noqa: PLC0415 - 0.3 s
-
-    return AiobotocoreTransport(config, session=session or new_session(session_vars))
 
 
 # A user can write a transport. If it returns an invalid answer, raises or never returns, the request fails as it does

@@ -27,7 +27,8 @@ from kpl_core import Config, ConfigError, Hook, KplError, Producer, ProducerRepo
 from kpl_core.background.process_end import begin_last_flushes
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.options.validation import Bound, require_bounds, require_choice
-from kpl_core.transport.transport import KinesisTransport, default_transport
+from kpl_core.transport import KinesisTransport
+from kpl_core.transport.default_transport import default_transport
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.protocol import (
     HEALTH_KEY,

@@ -15,7 +15,7 @@ from typing import Self
 from kpl_core import Config, UserRecord, decode
 from kpl_core.testing import FakeKinesis, Faults, PutRecord, PutRecordsEntry
 from kpl_core.testing.fake_transport import FakeTransport
-from kpl_core.transport.transport import KinesisTransport
+from kpl_core.transport import KinesisTransport
 from kpl_integrations.asgi.lifespan import KinesisLifespan
 
 

@@ -26,7 +26,7 @@ from kpl_core import Config
 from kpl_core.paging import EndlessListingError
 from kpl_core.records.user_record import require_stream
 from kpl_core.transport import KinesisTransport
-from kpl_core.transport.transport import default_transport
+from kpl_core.transport.default_transport import default_transport
 from kpl_integrations.cli.exit_code import CommandFailure
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from kpl_core.coordination.worker import read_plan
 from kpl_core.durability.dead_letters import new_letter
 from kpl_core.durability.spool import DeadLetter, SpooledRecord
 from kpl_core.options.environment import is_service_link
-from kpl_core.transport.transport import reason_for_botocore
+from kpl_core.transport.default_transport import reason_for_botocore
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from kpl_core import Config, Hook, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
 from kpl_core.hooks import CoordinatorMet, RecordsFinished, RequestCompleted
 from kpl_core.transport import KinesisTransport
-from kpl_core.transport.transport import default_transport
+from kpl_core.transport.default_transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.host_names import HostNames
 from kpl_integrations.ingest.admission.admission import Admission

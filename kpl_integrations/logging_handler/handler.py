@@ -36,7 +36,7 @@ from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuc
 from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.background.stderr_report import shown_cause
 from kpl_core.records.user_record import require_stream
-from kpl_core.transport.transport import KinesisTransport
+from kpl_core.transport import KinesisTransport
 from kpl_integrations.logging_handler.entry import ENTRY_BYTES, Entry, encode_large, entry_size, key_chooser, key_of
 from kpl_integrations.logging_handler.formatter import JsonFormatter, LargeLine
 from kpl_integrations.logging_handler.level_queue import (

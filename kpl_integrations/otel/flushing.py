@@ -11,17 +11,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from opentelemetry._logs import get_logger_provider
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import get_tracer_provider
 
 from kpl_core.background.process_end import ProcessListener, begin_working, listen
-from kpl_integrations.otel.options import Signal
-
-if TYPE_CHECKING:
-    from kpl_integrations.otel.exporters import SignalExporter
+from kpl_integrations.otel.options import ExporterOptions, Signal
+from kpl_integrations.otel.sender import ExportCounts
 
 _logger = logging.getLogger("kpl_integrations.otel")
 
@@ -40,6 +38,23 @@ _VARIABLES: Final[dict[Signal, str]] = {
 }
 
 
+class FlushedExporter(Protocol):
+    """What a flush asks of an exporter."""
+
+    signal: Signal
+    options: ExporterOptions
+    is_closed: bool
+
+    def counts(self) -> ExportCounts:
+        """Return where everything is that was exported in this process."""
+
+    def force_flush(self, timeout: float) -> bool:
+        """Return True if everything exported since the last flush arrived, within `timeout` seconds."""
+
+    def last_flush(self, timeout: float) -> None:
+        """Flush before the process ends, for `timeout` seconds at most; log what did not arrive."""
+
+
 class _GlobalProviders(ProcessListener):
     """The last flush of exporters that the environment made: the global providers hold what is on its way to them.
 
@@ -53,10 +68,10 @@ class _GlobalProviders(ProcessListener):
 
     def __init__(self) -> None:
         # No WeakSet: threads may add to it while another one reads it.
-        self._exporters: list[weakref.ref[SignalExporter]] = []
+        self._exporters: list[weakref.ref[FlushedExporter]] = []
         listen(self)
 
-    def add(self, exporter: "SignalExporter") -> None:
+    def add(self, exporter: FlushedExporter) -> None:
         """Flush this exporter too, for as long as it is referenced."""
         self._exporters.append(weakref.ref(exporter, self._exporters.remove))
         # With this variable, reading the provider before it is set would set an empty one. The first export reads it.
@@ -72,14 +87,14 @@ class _GlobalProviders(ProcessListener):
         """Let the global provider's `force_flush` wait for all exporters of `signal`, once it is set."""
         confirm_flushes(_PROVIDERS[signal](), signal, lambda: self._open(signal))
 
-    def _open(self, signal: Signal) -> "list[SignalExporter]":
+    def _open(self, signal: Signal) -> list[FlushedExporter]:
         exporters = [reference() for reference in tuple(self._exporters)]
         return [each for each in exporters if each is not None and each.signal == signal and not each.is_closed]
 
     def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object] | None:
         """Start with all signals at once, each within `seconds`, or `share` of its exporters' shutdown timeout."""
 
-        def bound(exporters: "list[SignalExporter]") -> float:
+        def bound(exporters: list[FlushedExporter]) -> float:
             return share * max(each.options.shutdown_timeout for each in exporters) if seconds is None else seconds
 
         waits = [
@@ -102,7 +117,7 @@ class _ConfirmedFlush:
     """A provider's `force_flush` that returns True only if Kinesis has all since the last one, within its timeout."""
 
     def __init__(
-        self, signal: Signal, flush: Callable[[float], object], exporters: "Callable[[], Iterable[SignalExporter]]"
+        self, signal: Signal, flush: Callable[[float], object], exporters: Callable[[], Iterable[FlushedExporter]]
     ) -> None:
         self._signal = signal
         self._flush = flush
@@ -121,7 +136,7 @@ class _ConfirmedFlush:
         return sum(each.counts().lost_total for each in self._exporters())
 
 
-def confirm_flushes(provider: Any, signal: Signal, exporters: "Callable[[], Iterable[SignalExporter]]") -> None:  # noqa: ANN401 - of any signal
+def confirm_flushes(provider: Any, signal: Signal, exporters: Callable[[], Iterable[FlushedExporter]]) -> None:  # noqa: ANN401 - of any signal
     """Make `provider.force_flush` return True only if Kinesis has what the exporters took, within its timeout."""
     flush = getattr(provider, "force_flush", None)
     # A provider that only the API made cannot flush.
@@ -160,7 +175,7 @@ def _begin_export(signal: Signal, force_flush: Callable[[float], object], deadli
     return wait
 
 
-def _flush(signal: Signal, exporters: "list[SignalExporter]", deadline: float) -> None:
+def _flush(signal: Signal, exporters: list[FlushedExporter], deadline: float) -> None:
     begin_provider_flush(signal, _PROVIDERS[signal](), deadline)()
     for exporter in exporters:
         exporter.last_flush(max(0.0, deadline - time.monotonic()))

@@ -22,8 +22,8 @@ from benchmarks.sink_process import make_certificate
 from kpl_core import Config, Producer
 from kpl_core.transport import PutRecordsEntry, RequestFailure, put_records_wire
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
+from kpl_core.transport.default_transport import default_transport
 from kpl_core.transport.direct_transport import DirectTransport, Resolved, resolved
-from kpl_core.transport.transport import default_transport
 from kpl_core.version import producer_version
 from kpl_integrations.kinesis_protocol.sigv4 import SignedRequest, named_credential, require_signature
 from kpl_integrations.local_kinesis import LocalKinesis

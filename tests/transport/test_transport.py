@@ -5,8 +5,9 @@ import trio
 
 from kpl_core import Config
 from kpl_core.records.put_records import RequestFailure
+from kpl_core.transport.default_transport import default_transport
 from kpl_core.transport.direct_transport import DirectTransport
-from kpl_core.transport.transport import as_record_limit, default_transport
+from kpl_core.transport.transport import as_record_limit
 
 
 @pytest.mark.parametrize(("characters", "shown"), [(100, "'" + "x" * 98 + "'"), (101, "'" + "x" * 99 + "...")])
