@@ -55,7 +55,7 @@ UV           := .venv-lock/bin/uv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long test-suites test-pythons test-newest test-lowest lock check format lint types layers coverage fuzz mutants interop chaos hostile laws drill bench docs package compiled dist extras installed clean distclean
+.PHONY: help demo test test-long test-suites test-pythons test-newest test-lowest lock check format lint types layers coverage fuzz mutants interop chaos hostile laws simulate drill bench docs package compiled dist extras installed clean distclean
 
 help:
 	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
@@ -72,6 +72,7 @@ help:
 	@echo 'make chaos     the tests with injected faults, for some minutes'
 	@echo 'make hostile   small expensive requests: what each costs, and whether a quiet tenant is served beside the worst'
 	@echo 'make drill     breaks each part of a gateway: what /readyz, alert, log and kpl doctor say, and how it ends'
+	@echo 'make simulate  a producer under faults in virtual time, one seed after the other: SECONDS=60 SEED=7'
 	@echo 'make laws      what is in force in a fleet under each kind of fault, ten million transitions in virtual time'
 	@echo 'make bench     records per CPU-second, compared with the alternatives'
 	@echo 'make docs      the documentation site, into site/'
@@ -189,6 +190,9 @@ hostile: $(READY_TO_DEV)
 
 drill: $(READY_TO_DEV)
 	@$(RUN) tests.drill $(ARGS)
+
+simulate: $(READY_TO_DEV)
+	@$(RUN) tests.world.simulate --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 # About a quarter of an hour of CPU time.
 laws: $(READY_TO_DEV)

@@ -1,0 +1,219 @@
+"""One producer in the world: clients that put, a service with limits and reshards, and faults; all by one seed.
+
+The producer is the real one, on a virtual clock. The service is `FakeKinesis`, which throttles as shards do. After the
+last fault come records that must all be delivered; then the producer closes, and every invariant is checked.
+"""
+
+import asyncio
+import math
+import random
+from collections import Counter
+from typing import Any, NamedTuple
+
+from kpl_core import BreakerPolicy, BufferFull, Config, Delivery, FairnessPolicy, Producer, TierPolicy
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+from kpl_core.transport import PutRecordsAnswer, PutRecordsRequest, RequestFailure
+from tests.world.invariants import Ledger, Put, bounded, conserved, outage_is_said, violations
+from tests.world.network import World
+from tests.world.service_faults import SERVICE_FAULTS, arm
+from tests.world.world_loop import run_in_world
+
+STREAM = "orders"
+# Seconds with faults, and until the service must have been found back: the longest break of a breaker and the longest
+# pause between two probes are 5 s each.
+STORY_SECONDS, RECOVERY_SECONDS = 40.0, 15.0
+LAST_RECORDS = 20
+# So that a story costs a second of CPU.
+MOST_RECORDS = 6_000
+
+
+class Setting(NamedTuple):
+    """What a seed draws before the story."""
+
+    config: Config
+    shards: int
+    latency_seconds: float
+    faults: list[str]
+    clients: int
+
+
+class Run(NamedTuple):
+    """What a story did, and the sentences that are false."""
+
+    setting: Setting
+    seconds: float
+    records: int
+    requests: int
+    outcomes: Counter[str]
+    false: list[str]
+
+
+def draw(chance: random.Random) -> Setting:
+    """Draw options and faults: a swarm, in which each run lacks most of them."""
+    options: dict[str, Any] = {
+        "aggregation_enabled": chance.random() < 0.6,
+        "max_outstanding_records": chance.choice([20, 200, 5_000]),
+        "max_in_flight_requests": chance.choice([1, 3, 24]),
+        "record_max_buffered_time_ms": chance.choice([10.0, 100.0]),
+        "record_ttl_ms": chance.choice([2_000.0, 10_000.0, 30_000.0]),
+        "request_timeout_ms": chance.choice([500, 2_000]),
+        "connect_timeout_ms": 500,
+        "ordering": chance.choice(["none", "none", "per_key"]),
+        "adaptive_rate": chance.random() < 0.8,
+        "max_record_size": 1_048_576,
+        "breaker": BreakerPolicy() if chance.random() < 0.5 else None,
+        "tiers": TierPolicy() if chance.random() < 0.3 else None,
+        "fairness": FairnessPolicy() if chance.random() < 0.3 else None,
+    }
+    faults = [name for name in SERVICE_FAULTS if chance.random() < 0.2]
+    return Setting(
+        Config(region="us-east-1", **options),
+        chance.choice([1, 2, 5]),
+        chance.choice([0.002, 0.02, 0.2]),
+        faults,
+        chance.randint(1, 4),
+    )
+
+
+def run_story(seed: int) -> Run:
+    """Run the story of a seed."""
+    # The jitter of retries and breakers.
+    random.seed(seed)
+    return run_in_world(lambda: _story(World(seed)))
+
+
+class _Transport(FakeTransport):
+    """Counts the requests that failed as a whole since the last answer."""
+
+    def __init__(self, kinesis: FakeKinesis, *, latency_seconds: float) -> None:
+        super().__init__(kinesis, latency_seconds=latency_seconds)
+        self.failed_requests, self.failing_since = 0, math.inf
+
+    async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
+        answer: PutRecordsAnswer | None = None
+        try:
+            answer = await super().put_records(request)
+        finally:
+            now = World.now()
+            if answer is not None and not isinstance(answer, RequestFailure) and len(answer) == len(request.records):
+                self.failed_requests, self.failing_since = 0, math.inf
+            else:
+                self.failed_requests += 1
+                self.failing_since = min(self.failing_since, now)
+        return answer
+
+
+class _Story:
+    def __init__(self, world: World, setting: Setting) -> None:
+        self.world, self.setting, self.chance = world, setting, world.chance
+        self.kinesis = FakeKinesis({STREAM: setting.shards}, chance=world.chance.random)
+        self.transport = _Transport(self.kinesis, latency_seconds=setting.latency_seconds)
+        self.ledger = Ledger()
+        self.false: list[str] = []
+
+    def check(self, producer: Producer) -> None:
+        """Check what holds at every moment."""
+        if self.false:
+            return
+        report, transport = producer.report(), self.transport
+        self.false += conserved(report, self.ledger)
+        self.false += bounded(report, self.setting.config)
+        self.false += outage_is_said(producer, self.world.now() - transport.failing_since, transport.failed_requests)
+
+    async def client(self, producer: Producer, name: str, until: float) -> None:
+        """Put at a rate, in one of the ways in which a user puts, until then."""
+        chance, world = self.chance, self.world
+        way = chance.choice([self.put_nowait, self.put, self.put_many, self.put_and_cancel])
+        rate = chance.choice([2.0, 20.0, 200.0])
+        while world.now() < until and len(self.ledger.puts) < MOST_RECORDS:
+            count = chance.choice([1, 1, 10]) if rate < 200.0 else 20
+            await way(producer, [self.made(name) for _ in range(count)])
+            self.check(producer)
+            await asyncio.sleep(chance.expovariate(rate / count))
+
+    def made(self, name: str) -> Put:
+        """Make the next record of a client."""
+        chance, tiers = self.chance, self.setting.config.tiers
+        size = chance.choice([20, 200, 20_000]) if chance.random() < 0.1 else 20
+        tier = chance.choice(["critical", "normal", "bulk"]) if tiers is not None else "normal"
+        # The order is promised among the records of one tier of a key.
+        key = f"{name}, {tier}, {chance.randrange(20)}"
+        flow = name if self.setting.config.fairness is not None else None
+        return self.ledger.made(key, size, tier=tier, flow=flow)
+
+    async def put_nowait(self, producer: Producer, puts: list[Put]) -> None:
+        for put in puts:
+            try:
+                delivery = producer.put_nowait(STREAM, **put.arguments())
+            except BufferFull:
+                self.ledger.refused(put)
+            else:
+                self.ledger.accepted(put, delivery)
+
+    async def put(self, producer: Producer, puts: list[Put]) -> None:
+        for put in puts:
+            self.ledger.accepted(put, await producer.put(STREAM, **put.arguments()))
+
+    async def put_many(self, producer: Producer, puts: list[Put]) -> None:
+        with self.ledger.entering(puts):
+            deliveries = await producer.put_many(STREAM, [put.record() for put in puts])
+        for put, delivery in zip(puts, deliveries, strict=True):
+            self.ledger.accepted(put, delivery)
+
+    async def put_and_cancel(self, producer: Producer, puts: list[Put]) -> None:
+        """Give up a put that has to wait: it has put nothing."""
+        for put in puts:
+            delivery: Delivery | None = None
+            try:
+                async with asyncio.timeout(self.chance.choice([0.001, 0.5])):
+                    delivery = await producer.put(STREAM, **put.arguments())
+            except TimeoutError:
+                pass
+            if delivery is None:
+                self.ledger.refused(put)
+            else:
+                self.ledger.accepted(put, delivery)
+
+    async def faults(self, until: float) -> None:
+        """Let faults come and go until then."""
+        chance, world = self.chance, self.world
+        while self.setting.faults and world.now() < until:
+            seconds = min(chance.expovariate(0.2), until - world.now())
+            arm(self.kinesis.faults, chance.choice(self.setting.faults), chance, now=world.now(), seconds=seconds)
+            await asyncio.sleep(chance.expovariate(0.3))
+
+    async def tell(self) -> None:
+        """Run the story."""
+        async with Producer(self.setting.config, transport=self.transport) as producer:
+            async with asyncio.TaskGroup() as tasks:
+                _ = tasks.create_task(self.faults(STORY_SECONDS))
+                for number in range(self.setting.clients):
+                    _ = tasks.create_task(self.client(producer, f"client {number}", STORY_SECONDS))
+            self.kinesis.faults.clear()
+            await asyncio.sleep(RECOVERY_SECONDS)
+            last = [self.ledger.made(f"last {number}", 20) for number in range(LAST_RECORDS)]
+            for put in last:
+                await self.put(producer, [put])
+                # One after the other: with ordering per key a shard takes one record for each round trip.
+                assert put.delivery is not None
+                _ = await put.delivery
+            report = await producer.flush(timeout=self.setting.config.record_ttl_ms / 1_000 + RECOVERY_SECONDS)
+            self.check(producer)
+            if not report.complete:
+                self.false.append(f"not drained after the last fault: {report}")
+            report = await producer.close()
+        self.false += violations(
+            self.ledger, report, self.kinesis, STREAM, self.setting.config, last, now=self.world.now()
+        )
+        may_double = any(SERVICE_FAULTS[name].doubles for name in self.setting.faults)
+        if not may_double and self.ledger.doubled(self.kinesis, STREAM, self.world.now()):
+            self.false.append("records are stored twice, and no fault of this run does that")
+
+
+async def _story(world: World) -> Run:
+    setting = draw(world.chance)
+    story = _Story(world, setting)
+    await story.tell()
+    outcomes = Counter(result.error_code or "delivered" for result in story.ledger.results())
+    return Run(setting, world.now(), len(story.ledger.puts), len(story.transport.requests), outcomes, story.false)

@@ -1,0 +1,72 @@
+"""What befalls a producer's requests, by name: an effect of `kpl_core.testing`, drawn from a world's chance."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from kpl_core.testing import (
+    BadBody,
+    Effect,
+    ErrorAnswer,
+    Faults,
+    Hang,
+    Latency,
+    MergeDuringRequest,
+    RecordError,
+    ResetAfterCommit,
+    ResetBeforeCommit,
+    SplitDuringRequest,
+    When,
+    WrongCount,
+)
+
+PUT = "PutRecords"
+
+
+class ServiceFault(NamedTuple):
+    """How to draw a fault.
+
+    Args:
+        draw: makes its effect.
+        operation: of the requests that it befalls; None for records.
+        doubles: True if records may be stored without an answer that says so, so that a retry stores them again.
+        once: True if it happens once, and not for a while.
+    """
+
+    draw: Callable[[random.Random], Effect]
+    operation: str | None = PUT
+    doubles: bool = False
+    once: bool = False
+
+
+SERVICE_FAULTS: Mapping[str, ServiceFault] = {
+    "throttled records": ServiceFault(lambda _: RecordError(), None),
+    "failed records": ServiceFault(lambda _: RecordError("InternalFailure"), None),
+    "server errors": ServiceFault(lambda _: ErrorAnswer("InternalFailure")),
+    "unavailable": ServiceFault(lambda _: ErrorAnswer("ServiceUnavailable", status=503)),
+    "KMS throttles": ServiceFault(lambda _: ErrorAnswer("KMSThrottlingException")),
+    "stalls": ServiceFault(lambda _: Hang()),
+    "slow requests": ServiceFault(lambda chance: Latency(chance.uniform(0.05, 3.0))),
+    "slow answers": ServiceFault(lambda chance: Latency(chance.uniform(0.05, 3.0), after_commit=True), doubles=True),
+    "broken requests": ServiceFault(lambda _: ResetBeforeCommit()),
+    "broken answers": ServiceFault(lambda _: ResetAfterCommit(), doubles=True),
+    "wrong counts": ServiceFault(lambda chance: WrongCount(chance.choice([-1, 1])), doubles=True),
+    "cut answers": ServiceFault(lambda _: BadBody(), doubles=True),
+    "splits": ServiceFault(lambda _: SplitDuringRequest(), once=True),
+    "merges": ServiceFault(lambda _: MergeDuringRequest(), once=True),
+    "no listings": ServiceFault(lambda _: ErrorAnswer("LimitExceededException"), "ListShards"),
+}
+
+
+def arm(faults: Faults, name: str, chance: random.Random, *, now: float, seconds: float) -> None:
+    """Let a fault befall requests or records from now on, for so many seconds."""
+    fault = SERVICE_FAULTS[name]
+    when: dict[str, Any] = {"starts_at": now, "ends_at": now + seconds, "operation": fault.operation}
+    if fault.once:
+        when["times"] = 1
+    else:
+        when["probability"] = chance.choice([0.05, 0.3, 1.0])
+    if fault.operation is None:
+        # A record's error needs no operation, and a retry passes or does not.
+        when["once_per_record"] = chance.random() < 0.5
+    _ = faults.add(fault.draw(chance), When(**when))

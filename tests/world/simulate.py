@@ -1,0 +1,58 @@
+"""Simulate a producer for many seeds: `python -m tests.world.simulate`. It prints what happened, and failing seeds."""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from random import randrange
+
+from tests.world.producer_story import Run, run_story
+
+HASH_SEED = "0"
+MOST_SEED = 1_000_000
+SHOWN = 20
+COMMAND = "python -m tests.world.simulate"
+
+
+def main() -> int:
+    """Run one seed after the other, and return the exit status."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    _ = parser.add_argument("--seed", type=int, default=randrange(MOST_SEED), help="the first seed; else any")
+    _ = parser.add_argument("--seconds", type=float, default=0.0, help="for so many seconds of CPU time; else one seed")
+    given = parser.parse_args()
+    logging.disable()
+    began, runs, failures = time.process_time(), list[Run](), list[str]()
+    while not runs or time.process_time() - began < given.seconds:
+        seed = given.seed + len(runs)
+        runs.append(run_story(seed))
+        failures += [f"{sentence}: {COMMAND} --seed {seed}" for sentence in runs[-1].false]
+    sys.stdout.write(f"{summary(runs)}\nThe first seed is {given.seed}.\n")
+    sys.stderr.write("".join(f"{failure}\n" for failure in failures[:SHOWN]))
+    return 1 if failures else 0
+
+
+def summary(runs: list[Run]) -> str:
+    """Return how much was simulated, and which faults and outcomes there were."""
+    faults = Counter(name for run in runs for name in run.setting.faults)
+    outcomes = sum((run.outcomes for run in runs), Counter[str]())
+    return "\n".join(
+        [
+            f"{len(runs):,} runs, {sum(run.seconds for run in runs) / 3_600:.1f} simulated hours",
+            f"{sum(run.records for run in runs):,} records in {sum(run.requests for run in runs):,} requests",
+            f"outcomes: {', '.join(f'{count:,} {name}' for name, count in outcomes.most_common())}",
+            f"runs with each fault: {', '.join(f'{name} {count}' for name, count in sorted(faults.items()))}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
+        # The order of sets of strings depends on it, and it is fixed when the interpreter starts.
+        os.execve(  # noqa: S606
+            sys.executable,
+            [sys.executable, "-m", "tests.world.simulate", *sys.argv[1:]],
+            os.environ | {"PYTHONHASHSEED": HASH_SEED},
+        )
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""A producer in the world keeps its promises, whatever the seed. `make simulate` runs many seeds."""
+
+import pytest
+
+from kpl_core.durability.breaker_gate import WHOLE_STREAM, BreakerGate
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.producer.report import ProducerReport
+from kpl_core.testing import FakeKinesis
+from tests.world.invariants import Ledger, conserved, delivered_is_stored, one_result_each, report_equals_results
+from tests.world.producer_story import run_story
+from tests.world.simulate import summary
+
+FIXED = range(1, 9)
+# The seeds in which a fault that was put in must be seen.
+TRIED = 60
+
+
+@pytest.mark.parametrize("seed", FIXED)
+def test_nothing_is_false_of_a_run(seed):
+    assert run_story(seed).false == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_nothing_is_false_of_many_runs():
+    assert [(seed, run.false) for seed in range(1_000, 1_120) if (run := run_story(seed)).false] == []
+
+
+def test_a_seed_repeats_a_run():
+    first, second = run_story(3), run_story(3)
+    assert (first.records, first.requests, first.outcomes) == (second.records, second.requests, second.outcomes)
+    assert summary([first]) == summary([second])
+
+
+def found_in(seeds: int) -> list[str]:
+    """Return what is false of the first run in which anything is."""
+    return next((false for seed in range(1, seeds) if (false := run_story(seed).false)), [])
+
+
+def test_a_breaker_that_forgets_failures_which_are_far_apart_is_seen(monkeypatch):
+    """As it was until November 2026: the window of a second has one failed probe at most."""
+
+    def count_failure(self: BreakerGate, sent: int, started_at: float, now: float) -> None:
+        self._count(WHOLE_STREAM, [0, sent], started_at, now)
+
+    monkeypatch.setattr(BreakerGate, "_count_failure", count_failure)
+    assert "the stream's breaker is closed after" in found_in(TRIED)[0]
+
+
+def test_room_that_is_given_back_twice_is_seen(monkeypatch):
+    release = BufferLimit.release
+
+    def release_twice(self: BufferLimit, *, records: int, size_bytes: int) -> None:
+        for _ in range(2):
+            release(self, records=records, size_bytes=size_bytes)
+
+    monkeypatch.setattr(BufferLimit, "release", release_twice)
+    assert found_in(TRIED) != []
+
+
+def ledger_of(*, is_refused: bool = False) -> Ledger:
+    """Return the ledger of one put that has not returned, or was refused."""
+    ledger = Ledger()
+    ledger.made("key", 10).is_refused = is_refused
+    return ledger
+
+
+def report_of(**counts: int) -> ProducerReport:
+    whole = dict.fromkeys(("accepted", "delivered", "buffered", "buffered_bytes"), 0) | counts
+    return ProducerReport(**whole, failed={}, complete=True)
+
+
+def test_each_invariant_is_false_of_what_it_forbids():
+    kinesis = FakeKinesis({"orders": 1})
+    assert conserved(report_of(accepted=2, delivered=1), ledger_of()) != []
+    assert conserved(report_of(accepted=2, delivered=2), ledger_of()) != []
+    assert one_result_each(ledger_of()) == ["not returned: 1, such as 0"]
+    assert report_equals_results(ledger_of(), report_of(accepted=1, delivered=1)) != []
+    ledger = ledger_of(is_refused=True)
+    _ = kinesis.put_records("orders", [("key", None, ledger.puts[0].data)], now=0.0)
+    assert delivered_is_stored(ledger, kinesis, "orders", 1.0) == ["refused and stored: 1, such as 0"]
