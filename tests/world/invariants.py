@@ -3,7 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kpl_core import Config, Delivery, Producer, ProducerReport, RecordResult, UserRecord
 from kpl_core.testing import FakeKinesis
@@ -12,6 +12,17 @@ from tests.support.consumers import read_as_kcl, read_everything
 SHOWN = 3
 # When nothing has been answered for so long, and so many requests have failed.
 OUTAGE_SECONDS, OUTAGE_REQUESTS = 5.0, 10
+
+
+class Run(NamedTuple):
+    """What a story did: faults, simulated seconds, records, requests to Kinesis, and the sentences that are false."""
+
+    faults: list[str]
+    seconds: float
+    records: int
+    requests: int
+    outcomes: Counter[str]
+    false: list[str]
 
 
 class Put:

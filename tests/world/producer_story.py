@@ -14,7 +14,7 @@ from kpl_core import BreakerPolicy, BufferFull, Config, Delivery, FairnessPolicy
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.transport import PutRecordsAnswer, PutRecordsRequest, RequestFailure
-from tests.world.invariants import Ledger, Put, bounded, conserved, outage_is_said, violations
+from tests.world.invariants import Ledger, Put, Run, bounded, conserved, outage_is_said, violations
 from tests.world.network import World
 from tests.world.service_faults import SERVICE_FAULTS, arm
 from tests.world.world_loop import run_in_world
@@ -36,17 +36,6 @@ class Setting(NamedTuple):
     latency_seconds: float
     faults: list[str]
     clients: int
-
-
-class Run(NamedTuple):
-    """What a story did, and the sentences that are false."""
-
-    setting: Setting
-    seconds: float
-    records: int
-    requests: int
-    outcomes: Counter[str]
-    false: list[str]
 
 
 def draw(chance: random.Random) -> Setting:
@@ -216,4 +205,6 @@ async def _story(world: World) -> Run:
     story = _Story(world, setting)
     await story.tell()
     outcomes = Counter(result.error_code or "delivered" for result in story.ledger.results())
-    return Run(setting, world.now(), len(story.ledger.puts), len(story.transport.requests), outcomes, story.false)
+    return Run(
+        setting.faults, world.now(), len(story.ledger.puts), len(story.transport.requests), outcomes, story.false
+    )

@@ -1,4 +1,7 @@
-"""Simulate a producer for many seeds: `python -m tests.world.simulate`. It prints what happened, and failing seeds."""
+"""Simulate a producer and a gateway, seed by seed: `python -m tests.world.simulate`.
+
+It prints what happened, and for each sentence that is false the command that repeats its run.
+"""
 
 import argparse
 import logging
@@ -8,7 +11,9 @@ import time
 from collections import Counter
 from random import randrange
 
-from tests.world.producer_story import Run, run_story
+from tests.world.gateway_story import run_gateway_story
+from tests.world.invariants import Run
+from tests.world.producer_story import run_story
 
 HASH_SEED = "0"
 MOST_SEED = 1_000_000
@@ -24,10 +29,12 @@ def main() -> int:
     given = parser.parse_args()
     logging.disable()
     began, runs, failures = time.process_time(), list[Run](), list[str]()
+    seed = given.seed
     while not runs or time.process_time() - began < given.seconds:
-        seed = given.seed + len(runs)
-        runs.append(run_story(seed))
-        failures += [f"{sentence}: {COMMAND} --seed {seed}" for sentence in runs[-1].false]
+        latest = [run_story(seed), run_gateway_story(seed)]
+        failures += [f"{sentence}: {COMMAND} --seed {seed}" for run in latest for sentence in run.false]
+        runs += latest
+        seed += 1
     sys.stdout.write(f"{summary(runs)}\nThe first seed is {given.seed}.\n")
     sys.stderr.write("".join(f"{failure}\n" for failure in failures[:SHOWN]))
     return 1 if failures else 0
@@ -35,7 +42,7 @@ def main() -> int:
 
 def summary(runs: list[Run]) -> str:
     """Return how much was simulated, and which faults and outcomes there were."""
-    faults = Counter(name for run in runs for name in run.setting.faults)
+    faults = Counter(name for run in runs for name in run.faults)
     outcomes = sum((run.outcomes for run in runs), Counter[str]())
     return "\n".join(
         [

@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 
 class LoadShedder:
-    """Reserve the last part of the buffer for tenants with low rates.
+    """Reserve the last part of the buffer for tenants that offer little.
 
     The fair queue bounds each tenant's waiting records by the free room. Records behind the queue, on their way to
     many shards or to a service that does not answer, have no such bound: one tenant could fill the buffer with them.
@@ -370,6 +370,7 @@ class Admission:
 
     @staticmethod
     def _over_queue_share(account: TenantAccount, count: int, now: float) -> Refused:
+        account.count_shed(count, now)
         seconds = account.admitted.seconds_for(count)
         retry_after = account.share_schedule.assign(seconds, ready_in=seconds, now=now)
         return over_queue_share(account.tenant, retry_after=retry_after)

@@ -18,8 +18,8 @@ MOST_ACCOUNTS: Final = 20_000
 class TenantAccount:
     """One tenant. It is replaced when the tenant's settings change, and keeps its counts and keys."""
 
-    __slots__ = ("accepted_records", "admitted", "flow", "keys", "puts_pairs", "quota", "quota_schedule", "refused",
-                 "refused_bytes", "requests", "share_schedule", "tenant")  # fmt: skip
+    __slots__ = ("accepted_records", "admitted", "flow", "keys", "offered", "puts_pairs", "quota", "quota_schedule",
+                 "refused", "refused_bytes", "requests", "share_schedule", "shed_records", "tenant")  # fmt: skip
 
     def __init__(self, tenant: Tenant, *, keys: IdempotencyWindow, chance: Callable[[], float], now: float) -> None:
         self.tenant = tenant
@@ -31,6 +31,9 @@ class TenantAccount:
         self.share_schedule = RetryAfterScheduler(chance)
         # While the tenant's share of the queue is full, records are admitted at the rate at which they leave it.
         self.admitted = DrainRate(now)
+        # With what was over its share of the queue. Otherwise the tenants that fill the buffer would soon have no rate.
+        self.offered = DrainRate(now)
+        self.shed_records = 0
         self.keys = keys
         self.requests = 0
         self.accepted_records = 0
@@ -43,14 +46,22 @@ class TenantAccount:
         return 0.0 if self.quota is None else self.quota.seconds_for(records, size_bytes)
 
     def records_per_second_and_weight(self, now: float) -> float:
-        """Return the recent rate of accepted records, divided by the tenant's weight."""
-        return self.admitted.per_second(self.accepted_records, now) / self.tenant.weight
+        """Return the recent rate of offered records, divided by the tenant's weight."""
+        return self.offered.per_second(self.accepted_records + self.shed_records, now) / self.tenant.weight
 
     def count_accepted(self, records: int, now: float) -> None:
         """Count accepted records."""
         self.accepted_records += records
         if self.admitted.sample_due(now):
             self.admitted.observe(self.accepted_records, now)
+        if self.offered.sample_due(now):
+            self.offered.observe(self.accepted_records + self.shed_records, now)
+
+    def count_shed(self, records: int, now: float) -> None:
+        """Count records that were refused because they were over the tenant's share of the queue."""
+        self.shed_records += records
+        if self.offered.sample_due(now):
+            self.offered.observe(self.accepted_records + self.shed_records, now)
 
     def count_refused(
         self, refused: Refused, received_bytes: int, now: float, payer: AddressBudget | None = None
@@ -93,7 +104,7 @@ class TenantAccount:
         account = TenantAccount(tenant, keys=self.keys, chance=chance, now=now)
         account.requests, account.refused = self.requests, self.refused
         account.refused_bytes = self.refused_bytes
-        account.accepted_records = self.accepted_records
+        account.accepted_records, account.shed_records = self.accepted_records, self.shed_records
         return account
 
 

@@ -12,7 +12,7 @@ from kpl_core.records.outcome import Outcome
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest.admission.acknowledgement import all_delivered, delivered_answer, record_answers
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import (
+from tests.support.gateway_scene import (
     JSON,
     NDJSON,
     STREAM,

@@ -16,7 +16,7 @@ from kpl_integrations.ingest import REFUSALS, IngestGateway, Refusal, load_setti
 from kpl_integrations.ingest.http.answers import REGISTERED_TYPES
 from kpl_integrations.ingest.http.request_head import VERIFIED
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import (
+from tests.support.gateway_scene import (
     JSON,
     NDJSON,
     STREAM,

@@ -13,7 +13,7 @@ from kpl_core import decode
 from kpl_core.testing import FakeTransport
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant, TenantDirectory
-from tests.ingest.scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway
+from tests.support.gateway_scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway
 from tests.support.material import even_shards, keys_in
 from tests.support.virtual_time import virtual_time_backend as backend_in_virtual_time
 

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from kpl_integrations.ingest import Refusal, Refused
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow, StoredAnswer, begin_fingerprint, parse_key
-from tests.ingest.scene import JSON, STREAM, Client, kinesis, open_gateway, records
+from tests.support.gateway_scene import JSON, STREAM, Client, kinesis, open_gateway, records
 
 ONE = {"partition_key": "k", "data": "x"}
 

@@ -100,3 +100,21 @@ def test_nobody_is_rejected_while_no_tenant_has_a_rate():
     scene = Scene()
     scene.fill(1_000)
     assert not scene.rejects(now=1_000.0)
+
+
+def test_while_nothing_leaves_the_tenants_that_filled_the_buffer_are_rejected_and_a_quiet_one_is_not():
+    """Refused for seconds, they had a lower rate of accepted records than the quiet one, which was rejected then."""
+    scene = Scene(rate=190)
+    noisy, quiet = scene.tenant, scene.other
+    scene.fill(700)
+    rejected = 0
+    for step in range(300):
+        now = 1.0 + step / 10
+        if scene.shedder.rejects(noisy, now):
+            rejected += 1
+            noisy.count_shed(50, now)
+        else:
+            noisy.count_accepted(50, now)
+        assert not scene.shedder.rejects(quiet, now)
+        quiet.count_accepted(1, now)
+    assert rejected >= 290

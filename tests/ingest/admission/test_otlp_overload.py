@@ -11,7 +11,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
-from tests.ingest.scene import JSON, STREAM, Answer, Client, open_gateway, records
+from tests.support.gateway_scene import JSON, STREAM, Answer, Client, open_gateway, records
 
 pytestmark = pytest.mark.anyio
 

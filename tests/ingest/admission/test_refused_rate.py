@@ -14,7 +14,7 @@ from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.admission.test_admission import ROWS
-from tests.ingest.scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway, records
+from tests.support.gateway_scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway, records
 
 pytestmark = pytest.mark.anyio
 

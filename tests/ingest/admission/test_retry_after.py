@@ -10,7 +10,7 @@ import pytest
 
 from kpl_core import Config, FairnessPolicy
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway, records
+from tests.support.gateway_scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway, records
 from tests.support.virtual_time import virtual_time_backend as backend_in_virtual_time
 
 pytestmark = [

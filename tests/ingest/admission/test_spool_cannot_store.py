@@ -10,8 +10,8 @@ from kpl_core import Config, FairnessPolicy
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest import IngestGateway
-from tests.ingest.scene import Answer, Client, kinesis, open_gateway, records
 from tests.support.durability_scene import assert_invariant, consumed, make_writable
+from tests.support.gateway_scene import Answer, Client, kinesis, open_gateway, records
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]

@@ -14,7 +14,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant, TenantQuota
-from tests.ingest.scene import JSON, STREAM, Answer, Client, open_gateway
+from tests.support.gateway_scene import JSON, STREAM, Answer, Client, open_gateway
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
-from tests.ingest.scene import STREAM, Client, gateway_of, open_gateway, records
+from tests.support.gateway_scene import STREAM, Client, gateway_of, open_gateway, records
 from tests.support.producer_scene import EndOfTheDriver
 
 pytestmark = pytest.mark.anyio

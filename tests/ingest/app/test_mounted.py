@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kpl_integrations.ingest import IngestGateway
-from tests.ingest.scene import open_gateway
+from tests.support.gateway_scene import open_gateway
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from kpl_integrations.cli.terminal import LogFormat, show_logs
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
-from tests.ingest.scene import STREAM, Client, open_gateway
+from tests.support.gateway_scene import STREAM, Client, open_gateway
 from tests.support.running_gateway import running_gateway
 
 PAGE = "https://shop.example"

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from kpl_core.testing import ErrorAnswer, When
-from tests.ingest.scene import STREAM, Client, kinesis, open_gateway, records
+from tests.support.gateway_scene import STREAM, Client, kinesis, open_gateway, records
 
 pytestmark = pytest.mark.anyio
 

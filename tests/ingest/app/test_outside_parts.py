@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kpl_core.testing.faults import ErrorAnswer, When
 from kpl_integrations.metrics import opentelemetry
-from tests.ingest.scene import STREAM, Client, kinesis, open_gateway
+from tests.support.gateway_scene import STREAM, Client, kinesis, open_gateway
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

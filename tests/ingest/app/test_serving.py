@@ -16,8 +16,8 @@ from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.serving import bound_socket
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import STREAM, KnownTenants, gateway_of, kinesis, records
 from tests.ingest.served import served, spoken
+from tests.support.gateway_scene import STREAM, KnownTenants, gateway_of, kinesis, records
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"

@@ -20,8 +20,8 @@ from kpl_integrations.ingest.routes.records import RecordsRoute
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.fast_path.test_protocol import LAST, address_of
 from tests.ingest.fast_path.test_repeated_requests import ONE, PATH, Line, line_to, protocol_of, request
-from tests.ingest.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.ingest.served import served
+from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.support.producer_scene import stored
 from tests.support.virtual_time import run_in_virtual_time, virtual_time_backend
 

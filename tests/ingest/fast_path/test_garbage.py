@@ -11,8 +11,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import JSON, NDJSON, STREAM, KnownTenants, gateway_of, kinesis
 from tests.ingest.served import connected, served
+from tests.support.gateway_scene import JSON, NDJSON, STREAM, KnownTenants, gateway_of, kinesis
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

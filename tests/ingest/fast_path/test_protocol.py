@@ -13,8 +13,8 @@ from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.protocol import AnswerStarts
 from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
 from kpl_integrations.ingest.serving import GatewayServer
-from tests.ingest.scene import JSON, STREAM, gateway_of, kinesis
 from tests.ingest.served import served, spoken
+from tests.support.gateway_scene import JSON, STREAM, gateway_of, kinesis
 from tests.support.producer_scene import stored
 from tests.support.waiting import until
 

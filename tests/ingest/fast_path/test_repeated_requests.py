@@ -13,7 +13,7 @@ from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.protocol import FastPathProtocol
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
+from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.support.producer_scene import stored
 from tests.support.virtual_time import run_in_virtual_time
 

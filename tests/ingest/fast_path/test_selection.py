@@ -22,7 +22,7 @@ from kpl_integrations.ingest.fast_path.selection import (
 from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
 from kpl_integrations.ingest.settings_sources import load_settings
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
-from tests.ingest.scene import gateway_of, kinesis
+from tests.support.gateway_scene import gateway_of, kinesis
 from tests.support.running_gateway import running_gateway
 
 LAST = TESTED_UVICORN[1]

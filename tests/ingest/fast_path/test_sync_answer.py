@@ -12,7 +12,7 @@ from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis, records
+from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis, records
 from tests.support.producer_scene import stored
 
 pytestmark = pytest.mark.anyio

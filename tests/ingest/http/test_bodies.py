@@ -14,7 +14,7 @@ from kpl_integrations.ingest.admission.refusals import Refused
 from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
 from kpl_integrations.ingest.http.bodies import read_body
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
-from tests.ingest.scene import JSON, STREAM, Client, kinesis, open_gateway
+from tests.support.gateway_scene import JSON, STREAM, Client, kinesis, open_gateway
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from kpl_core import ConfigError
 from kpl_integrations.ingest.http.certificate import ServerCertificate, Validity, instant_text, validity_of
 from kpl_integrations.ingest.http.listening import SpareSockets, bound_socket
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import KnownTenants, gateway_of, kinesis
 from tests.ingest.served import served
 from tests.support.certificates import certificate_pair, needs_openssl
+from tests.support.gateway_scene import KnownTenants, gateway_of, kinesis
 from tests.support.waiting import until
 
 NAMED = ("-addext", "subjectAltName=DNS:localhost")

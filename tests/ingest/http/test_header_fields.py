@@ -10,7 +10,7 @@ from kpl_integrations.ingest import IngestGateway, Refusal
 from kpl_integrations.ingest.admission.refusals import Refused
 from kpl_integrations.ingest.http.request_head import header_fields
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
-from tests.ingest.scene import STREAM, KnownTenants, open_gateway
+from tests.support.gateway_scene import STREAM, KnownTenants, open_gateway
 
 Fields = list[tuple[bytes, bytes]]
 

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given, settings, strategies as st
 
 from kpl_integrations.ingest import REFUSALS, IngestGateway
-from tests.ingest.scene import JSON, NDJSON, STREAM, Client, gateway_of, kinesis, records
+from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, gateway_of, kinesis, records
 from tests.support.virtual_time import virtual_time_backend as backend_in_virtual_time
 
 PATH = f"/v1/streams/{STREAM}/records"

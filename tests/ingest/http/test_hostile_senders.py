@@ -22,7 +22,7 @@ from kpl_core.transport import RequestFailure
 from kpl_integrations.ingest.admission.senders import REFUSED_BYTES_PER_SECOND
 from kpl_integrations.ingest.http import bodies
 from kpl_integrations.ingest.tenants import AccessKey, CallableTenants, OpenTenants, Tenant, TenantDirectory
-from tests.ingest.scene import JSON, Client, KnownTenants, kinesis, open_gateway
+from tests.support.gateway_scene import JSON, Client, KnownTenants, kinesis, open_gateway
 from tests.support.running_gateway import RunningGateway, key_directory, running_gateway
 from tests.support.virtual_time import VirtualTimeLoop
 

@@ -7,8 +7,8 @@ import pytest
 
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import CallableTenants, Tenant
-from tests.ingest.scene import JSON, STREAM, gateway_of, kinesis
 from tests.ingest.served import served, spoken
+from tests.support.gateway_scene import JSON, STREAM, gateway_of, kinesis
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"

@@ -25,8 +25,8 @@ from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, UNVER
 from kpl_integrations.ingest.routes import resources
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.ingest.served import Connection, connected, served
+from tests.support.gateway_scene import STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import pytest
 from kpl_core.transport import RequestFailure
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
-from tests.ingest.scene import JSON, STREAM, Client, gateway_of, kinesis, open_gateway
 from tests.ingest.served import connected, served, spoken
+from tests.support.gateway_scene import JSON, STREAM, Client, gateway_of, kinesis, open_gateway
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

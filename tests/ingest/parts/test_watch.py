@@ -16,8 +16,8 @@ from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.parts.parts import Part, PartState
 from kpl_integrations.ingest.parts.watch import USED_SECONDS
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.scene import Client, KnownTenants, gateway_of, kinesis, open_gateway, records
 from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
+from tests.support.gateway_scene import Client, KnownTenants, gateway_of, kinesis, open_gateway, records
 from tests.support.virtual_time import Backend
 from tests.support.waiting import until
 

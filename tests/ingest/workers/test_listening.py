@@ -14,7 +14,7 @@ import uvloop
 from kpl_integrations.ingest.http import listening
 from kpl_integrations.ingest.http.listening import SpareSockets, bound_socket, listening_sockets
 from kpl_integrations.ingest.serving import GatewayServer
-from tests.ingest.scene import gateway_of, kinesis
+from tests.support.gateway_scene import gateway_of, kinesis
 from tests.support.waiting import until
 
 

@@ -1,0 +1,172 @@
+"""A gateway in the world: quiet and noisy tenants POST while faults befall its requests to Kinesis; all by one seed.
+
+The gateway is the real ASGI application with its producer, on a virtual clock. Its clients call it without a socket.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from http import HTTPStatus
+from typing import Any
+
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+from kpl_integrations.ingest import IngestGateway, load_settings
+from kpl_integrations.ingest.tenants import Tenant
+from tests.support.consumers import read_everything
+from tests.support.gateway_scene import STREAM, Client, KnownTenants
+from tests.world.invariants import Run
+from tests.world.network import World
+from tests.world.service_faults import SERVICE_FAULTS, arm
+from tests.world.world_loop import run_in_world
+
+STORY_SECONDS, RECOVERY_SECONDS = 30.0, 15.0
+CLOSE_SECONDS = 60.0
+# Far above what a quiet tenant sends, and far below what a shard takes.
+QUIET_PER_SECOND = 10.0
+MOST_RECORDS = 6_000
+# Reasons for which a tenant within its rate may be refused: no tenant's records can flow.
+NOBODY_FLOWS = frozenset({"The stream does not answer", "The stream could not be looked up", "Out of room"})
+
+
+class _Tenant:
+    """One tenant's clients and what they heard."""
+
+    def __init__(self, story: "_GatewayStory", tenant: Tenant, per_second: float) -> None:
+        self.story, self.tenant, self.per_second = story, tenant, per_second
+        self.client = Client(story.gateway, tenant.id)
+        chance = story.world.chance
+        self.ack = chance.choice(["queued", "delivered"])
+        self.is_polite = chance.random() < 0.5
+        # Data of records by what the client heard of their request.
+        self.acknowledged: list[bytes] = []
+        self.refused: list[bytes] = []
+        self.titles: Counter[str] = Counter()
+        self.answers: Counter[int] = Counter()
+
+    async def post_until(self, until: float) -> None:
+        chance, world = self.story.world.chance, self.story.world
+        count = 1 if self.per_second <= QUIET_PER_SECOND else 50
+        async with asyncio.TaskGroup() as tasks:
+            while world.now() < until and self.story.made < MOST_RECORDS:
+                _ = tasks.create_task(self.post(count))
+                await asyncio.sleep(chance.expovariate(self.per_second / count))
+
+    async def post(self, count: int) -> None:
+        """Post once; a polite client tries again after the time that it is told."""
+        records = [self.story.record() for _ in range(count)]
+        data = [record["data"].encode() for record in records]
+        for _ in range(3):
+            answer = await self.client.post(records, ack=self.ack)
+            self.answers[answer.status] += 1
+            if answer.status in {HTTPStatus.OK, HTTPStatus.ACCEPTED}:
+                results = answer.json().get("records", [])
+                failed = {index for index, result in enumerate(results) if "sequence_number" not in result}
+                self.acknowledged += [each for index, each in enumerate(data) if index not in failed]
+                return
+            self.titles[answer.json()["title"]] += 1
+            if answer.status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+                if not self.is_polite:
+                    self.refused += data
+                    return
+                await asyncio.sleep(float(answer.headers["retry-after"]))
+            else:
+                return
+        self.refused += data
+
+
+class _GatewayStory:
+    def __init__(self, world: World) -> None:
+        chance = world.chance
+        self.world = world
+        self.faults_on = [name for name in SERVICE_FAULTS if chance.random() < 0.2]
+        self.kinesis = FakeKinesis({STREAM: chance.choice([1, 4])}, chance=chance.random)
+        self.transport = FakeTransport(self.kinesis, latency_seconds=chance.choice([0.002, 0.05]))
+        noisy = [f"noisy-{number}" for number in range(chance.randint(0, 3))]
+        rates: dict[str, Any] = {"records_per_second": 500} if chance.random() < 0.5 else {}
+        tenants = [Tenant(id="quiet"), *(Tenant(id=name, **rates) for name in noisy)]
+        settings = load_settings(
+            region="us-east-1",
+            reload_seconds=3_600.0,
+            close_seconds=CLOSE_SECONDS,
+            request_timeout_ms=chance.choice([500, 2_000]),
+            connect_timeout_ms=500,
+            max_outstanding_records=chance.choice([2_000, 20_000]),
+            record_ttl_ms=chance.choice([5_000.0, 30_000.0]),
+        )
+        self.gateway = IngestGateway(settings, KnownTenants(*tenants), transport=self.transport, chance=chance.random)
+        self.made = 0
+        speeds = [QUIET_PER_SECOND, *(chance.choice([200.0, 2_000.0, 10_000.0]) for _ in noisy)]
+        self.tenants = [_Tenant(self, tenant, speed) for tenant, speed in zip(tenants, speeds, strict=True)]
+
+    def record(self) -> dict[str, str]:
+        self.made += 1
+        return {"partition_key": f"k{self.world.chance.randrange(50)}", "data": f"{self.made:<10}."}
+
+    async def faults(self, until: float) -> None:
+        chance, world = self.world.chance, self.world
+        while self.faults_on and world.now() < until:
+            seconds = min(chance.expovariate(0.2), until - world.now())
+            arm(self.kinesis.faults, chance.choice(self.faults_on), chance, now=world.now(), seconds=seconds)
+            await asyncio.sleep(chance.expovariate(0.3))
+
+    async def tell(self) -> list[str]:
+        """Run the story, and return what is false."""
+        false: list[str] = []
+        async with self.gateway:
+            async with asyncio.TaskGroup() as tasks:
+                _ = tasks.create_task(self.faults(STORY_SECONDS))
+                for tenant in self.tenants:
+                    _ = tasks.create_task(tenant.post_until(STORY_SECONDS))
+            self.kinesis.faults.clear()
+            await asyncio.sleep(RECOVERY_SECONDS)
+            last = await Client(self.gateway, "quiet").post([self.record()], ack="delivered")
+            if last.status != HTTPStatus.OK:
+                false.append(f"after the last fault: {last.status} {last.body[:200]!r}")
+            ready = await Client(self.gateway).get("/readyz")
+            if ready.status != HTTPStatus.OK:
+                false.append(f"not ready after the last fault: {ready.body[:300]!r}")
+        return false + self.violations()
+
+    def violations(self) -> list[str]:
+        """Return what is false after the close."""
+        false: list[str] = []
+        stored = Counter(read.data for read in read_everything(self.kinesis, STREAM))
+        report = self.gateway.producer.report()
+        if report.accepted != report.delivered + report.failed_total + report.buffered or report.buffered:
+            false.append(f"the books do not close: {report}")
+        for each in self.tenants:
+            name = each.tenant.id
+            if (each.answers.keys() - ANSWERS) != set():
+                false.append(f"{name} was answered {dict(each.answers)}")
+            if each.ack == "delivered" and (missing := [data for data in each.acknowledged if data not in stored]):
+                false.append(f"{name}: {len(missing)} acknowledged as delivered and not stored, such as {missing[0]!r}")
+            if ghosts := [data for data in each.refused if data in stored]:
+                false.append(f"{name}: {len(ghosts)} refused and stored, such as {ghosts[0]!r}")
+        queued = sum(len(each.acknowledged) for each in self.tenants if each.ack == "queued")
+        if report.accepted < queued:
+            false.append(f"{queued} acknowledged, {report.accepted} accepted")
+        quiet = self.tenants[0]
+        if wrongly := {title: count for title, count in quiet.titles.items() if title not in NOBODY_FLOWS | DELIVERING}:
+            false.append(f"the quiet tenant was refused: {wrongly}")
+        return false
+
+
+ANSWERS = frozenset({200, 202, 207, 429, 502, 503, 504})
+# Answers of `ack=delivered` after the records were accepted.
+DELIVERING = frozenset({"Gateway Timeout", "Bad Gateway", "No record was delivered in time", "Kinesis took no record"})
+
+
+def run_gateway_story(seed: int) -> Run:
+    """Run the story of a seed."""
+    random.seed(seed)
+    return run_in_world(lambda: _run(World(seed)))
+
+
+async def _run(world: World) -> Run:
+    story = _GatewayStory(world)
+    false = await story.tell()
+    outcomes = Counter(
+        {f"{each.tenant.id[:5]} {status}": count for each in story.tenants for status, count in each.answers.items()}
+    )
+    return Run(story.faults_on, world.now(), story.made, len(story.transport.requests), outcomes, false)
