@@ -26,10 +26,10 @@ def test_nothing_is_false_of_a_run(run, seed):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-def test_nothing_is_false_of_many_runs():
-    stories = (run_story, run_gateway_story)
-    found = [(seed, run(seed).false) for seed in range(1_000, 1_100) for run in stories]
+@pytest.mark.parametrize("run", [run_story, run_gateway_story])
+@pytest.mark.parametrize("first", range(1_000, 1_040, 10))
+def test_nothing_is_false_of_many_runs(run, first):
+    found = [(seed, run(seed).false) for seed in range(first, first + 10)]
     assert [each for each in found if each[1]] == []
 
 
