@@ -84,7 +84,7 @@ FORGOTTEN_INTERVALS: Final = 120.0
 RESERVE: Final = 0.04
 # A table is settled if its deviation from the targets is at most this share of the limit.
 SETTLED: Final = 0.02
-# No report is older than so many summaries, and stores charge for bytes: one digit.
+# A busy worker reports more often than every nine summaries, and stores charge for bytes: one digit.
 MOST_STEADY: Final = 9
 NO_LIMITS: Final[Pair] = (math.inf, math.inf)
 NO_GRANT: Final[Pair] = (0.0, 0.0)
@@ -110,8 +110,8 @@ class _Claimants:
         # By dimension.
         self.demands = (array("d"), array("d"))
         self.ceilings = (array("d"), array("d"))
-        # A larger grant is a rise.
-        self.least = (array("d"), array("d"))
+        # The lower one of what each was granted and what it holds. A grant above that is a rise.
+        self.unraised = (array("d"), array("d"))
         self.limits = NO_LIMITS
         self.sent = self.throttled = 0.0
 
@@ -122,8 +122,8 @@ class _Claimants:
         self.demands[1].append(claim.demand[1])
         self.ceilings[0].append(ceiling[0])
         self.ceilings[1].append(ceiling[1])
-        self.least[0].append(min(granted[0], claim.holding[0]))
-        self.least[1].append(min(granted[1], claim.holding[1]))
+        self.unraised[0].append(min(granted[0], claim.holding[0]))
+        self.unraised[1].append(min(granted[1], claim.holding[1]))
         if claim.limit != self.limits:
             self.limits = (min(self.limits[0], claim.limit[0]), min(self.limits[1], claim.limit[1]))
         self.sent += claim.sent
@@ -228,7 +228,7 @@ def _divide_all(
             # Before this division, also if the clock was set back or shows whole seconds.
             calm_at = 0.0 if known is None or previous is None else min(_calm_at(known, previous), at - 0.001)
         summary.resources[resource] = msgspec.structs.replace(plan, began_at=claimed_at, used_at=at, calm_at=calm_at)
-        for member, grant, first, second in zip(among.members, grants, *among.least, strict=True):
+        for member, grant, first, second in zip(among.members, grants, *among.unraised, strict=True):
             member.grants[resource] = grant
             if grant.share[0] > first or grant.share[1] > second:
                 member.steady = 0

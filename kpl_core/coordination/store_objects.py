@@ -173,7 +173,7 @@ class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
 
 
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The head of a summary. Every worker reads it twice an interval, so it has no defaults but the version.
+    """The head of a summary. Every worker reads it twice an interval, so what has its default value is not written.
 
     Args:
         generation: grows by one with every summary.
@@ -211,6 +211,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     old_part_count: int = 0
     member_count: int = 0
     max_workers: int = 0
+    # From a factory, so that it is always written.
     version: int = msgspec.field(default_factory=lambda: VERSION)
 
 

@@ -463,3 +463,8 @@ def test_a_newcomer_in_the_place_of_a_light_worker_uses_what_that_had_and_a_part
     assert held[0] < newcomer < reserve
     # Three are absent, and one is in the place of the light worker.
     assert sum(held[1:]) + 4 * newcomer == pytest.approx(1_000.0)
+
+
+def test_a_head_has_its_version_and_nothing_else_that_is_the_default():
+    body = encode(Summary(generation=7, computed_at=2.5, began_at=1.5))
+    assert body == b'{"generation":7,"computed_at":2.5,"began_at":1.5,"version":1}'

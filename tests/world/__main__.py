@@ -3,15 +3,14 @@
 import argparse
 import logging
 import math
-import os
 import sys
 import time
 from random import randrange
 
 from tests.world.kinds_of_faults import KINDS
 from tests.world.lease_law import Outcome, run_law
+from tests.world.world_loop import fix_hash_seed
 
-HASH_SEED = "0"
 SHOWN = 20
 MOST_SEED = 1_000_000
 
@@ -64,11 +63,5 @@ def _run(name: str, seed: int, seconds: float, transitions: float, failures: lis
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
-        # The order of sets of strings depends on it, and it is fixed when the interpreter starts.
-        os.execve(  # noqa: S606
-            sys.executable,
-            [sys.executable, "-m", "tests.world", *sys.argv[1:]],
-            os.environ | {"PYTHONHASHSEED": HASH_SEED},
-        )
+    fix_hash_seed("tests.world")
     sys.exit(main())

@@ -1,6 +1,5 @@
 """What must be true of a producer whatever befell it: each function returns the sentences that are false."""
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -49,8 +48,6 @@ class Ledger:
     def __init__(self) -> None:
         self.puts: list[Put] = []
         self.accepted_count = 0
-        # In a `put_many` that has not returned.
-        self.entering_count = 0
 
     def made(self, key: str, size: int, *, tier: Any = "normal", flow: str | None = None) -> Put:
         self.puts.append(Put(len(self.puts), key, size, tier, flow))
@@ -62,14 +59,6 @@ class Ledger:
 
     def refused(self, put: Put) -> None:
         put.is_refused = True
-
-    @contextlib.contextmanager
-    def entering(self, puts: list[Put]) -> Iterator[None]:
-        self.entering_count += len(puts)
-        try:
-            yield
-        finally:
-            self.entering_count -= len(puts)
 
     def with_results(self) -> Iterator[tuple[Put, RecordResult]]:
         """Yield the accepted records that have a result."""

@@ -145,8 +145,7 @@ class _Story:
             self.ledger.accepted(put, await producer.put(STREAM, **put.arguments()))
 
     async def put_many(self, producer: Producer, puts: list[Put]) -> None:
-        with self.ledger.entering(puts):
-            deliveries = await producer.put_many(STREAM, [put.record() for put in puts])
+        deliveries = await producer.put_many(STREAM, [put.record() for put in puts])
         for put, delivery in zip(puts, deliveries, strict=True):
             self.ledger.accepted(put, delivery)
 
@@ -197,7 +196,7 @@ class _Story:
         )
         faults = set(self.setting.faults)
         may_double = any(SERVICE_FAULTS[name].doubles for name in faults)
-        # Nobody knows then whether a KCL keeps a record where it is, so it is sent again.
+        # It is not known then whether a KCL keeps a record where it is, so it is sent again.
         may_double = may_double or ("no listings" in faults and not faults.isdisjoint({"splits", "merges"}))
         if not may_double and self.ledger.doubled(self.kinesis, STREAM, self.world.now()):
             self.false.append("records are stored twice, and no fault of this run does that")

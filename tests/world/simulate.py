@@ -5,7 +5,6 @@ It prints what happened, and for each sentence that is false the command that re
 
 import argparse
 import logging
-import os
 import sys
 import time
 from collections import Counter
@@ -14,8 +13,8 @@ from random import randrange
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Run
 from tests.world.producer_story import run_story
+from tests.world.world_loop import fix_hash_seed
 
-HASH_SEED = "0"
 MOST_SEED = 1_000_000
 SHOWN = 20
 COMMAND = "python -m tests.world.simulate"
@@ -55,11 +54,5 @@ def summary(runs: list[Run]) -> str:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
-        # The order of sets of strings depends on it, and it is fixed when the interpreter starts.
-        os.execve(  # noqa: S606
-            sys.executable,
-            [sys.executable, "-m", "tests.world.simulate", *sys.argv[1:]],
-            os.environ | {"PYTHONHASHSEED": HASH_SEED},
-        )
+    fix_hash_seed("tests.world.simulate")
     sys.exit(main())

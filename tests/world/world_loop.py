@@ -7,12 +7,15 @@ The order of sets of strings depends on the interpreter's hash seed. `python -m 
 """
 
 import asyncio
+import os
 import selectors
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 _FileObject = Any
 Returned = TypeVar("Returned")
+HASH_SEED = "0"
 
 
 class WorldStopped(RuntimeError):  # noqa: N818 - the name says what happened
@@ -60,3 +63,10 @@ def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
     """Run an async function on a loop of its own, which begins at 0.0."""
     with asyncio.Runner(loop_factory=WorldLoop) as runner:
         return runner.run(main())
+
+
+def fix_hash_seed(module: str) -> None:
+    """Run `python -m module` again with a fixed hash seed, unless this is that run. It is set when Python starts."""
+    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
+        command = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | {"PYTHONHASHSEED": HASH_SEED})  # noqa: S606

@@ -54,14 +54,12 @@ class TenantAccount:
         self.accepted_records += records
         if self.admitted.sample_due(now):
             self.admitted.observe(self.accepted_records, now)
-        if self.offered.sample_due(now):
             self.offered.observe(self.accepted_records + self.shed_records, now)
 
     def count_shed(self, records: int, now: float) -> None:
         """Count records that were refused because they were over the tenant's share of the queue."""
         self.shed_records += records
-        if self.offered.sample_due(now):
-            self.offered.observe(self.accepted_records + self.shed_records, now)
+        self.offered.observe(self.accepted_records + self.shed_records, now)
 
     def count_refused(
         self, refused: Refused, received_bytes: int, now: float, payer: AddressBudget | None = None
@@ -105,6 +103,8 @@ class TenantAccount:
         account.requests, account.refused = self.requests, self.refused
         account.refused_bytes = self.refused_bytes
         account.accepted_records, account.shed_records = self.accepted_records, self.shed_records
+        # They count on from there: a new one would take all records so far for those of its first moment.
+        account.admitted, account.offered = self.admitted, self.offered
         return account
 
 

@@ -118,3 +118,16 @@ def test_while_nothing_leaves_the_tenants_that_filled_the_buffer_are_rejected_an
         assert not scene.shedder.rejects(quiet, now)
         quiet.count_accepted(1, now)
     assert rejected >= 290
+
+
+def test_a_tenant_whose_settings_change_keeps_its_rate():
+    """All records that it had sent so far counted as those of the first moment, so it was rejected first."""
+    scene = Scene(rate=50)
+    quiet = scene.tenant
+    for second in range(1, 60):
+        quiet.count_accepted(50, float(second))
+    before = quiet.records_per_second_and_weight(60.0)
+    changed = quiet.changed(Tenant(id="tenant", records_per_second=1_000), chance=lambda: 0.5, now=60.0)
+    assert changed.records_per_second_and_weight(60.0) == before
+    changed.count_accepted(50, 60.0)
+    assert changed.records_per_second_and_weight(60.5) <= 100.0
