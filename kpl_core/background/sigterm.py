@@ -62,6 +62,8 @@ _AGAIN_SECONDS: Final = 0.05
 # How often the main thread is interrupted until it runs our handler, and how often for a handler of the application.
 _INTERRUPTS: Final = 100
 _INTERRUPTS_OF_OTHERS: Final = 10
+# How often it is interrupted, at least, while the wakeup file descriptor is that of `trio.run`, say.
+_LOOK_SECONDS: Final = 1.0
 
 
 class _Flush:
@@ -85,8 +87,6 @@ _bound_seconds = 0.0
 _current: _Flush | None = None
 # While the handler that was set before runs.
 _is_passed_on = False
-# What the C handler of Python writes signals to, if it is ours.
-_wakeup_fd = -1
 
 
 class _FlushThread:
@@ -284,48 +284,68 @@ def flush_in_child_of_multiprocessing() -> None:
         flush_before_sigterm()
         is_main_thread = threading.current_thread() is threading.main_thread()
         # A forked child may have inherited the handler.
-        if is_main_thread and _is_installed() and _wakeup_fd == -1:
+        if is_main_thread and _is_installed() and _interrupter is None:
             _interrupt_main_thread_at_sigterm()
 
 
 def _interrupt_main_thread_at_sigterm() -> None:
-    """Let a thread interrupt the main thread's system call at SIGTERM until the handler has run.
+    global _interrupter  # noqa: PLW0603 - one for each process
+    main = threading.main_thread().ident
+    if main is None or not hasattr(signal, "SIGURG"):
+        return
+    if signal.getsignal(signal.SIGURG) not in {signal.SIG_DFL, _interrupted}:
+        return
+    # `trio.run` sets its own descriptor, under which it hears the signal, and sets ours again at its end.
+    warnings.filterwarnings("ignore", "It looks like Trio's signal handling code might have collided", RuntimeWarning)
+    signal.signal(signal.SIGURG, _interrupted)
+    _interrupter = _Interrupter(main)
+
+
+class _Interrupter:
+    """Interrupts the main thread's system call at SIGTERM until the handler has run; in a thread.
 
     A signal that comes just before the call does not interrupt it, and Python runs no handler meanwhile. A pool sends
     SIGTERM at such moments: its workers wait for a semaphore that its parent has taken. The thread learns of the signal
-    from the C handler, through the wakeup file descriptor, and interrupts by SIGURG, which is ignored by default.
+    from the C handler, through the wakeup file descriptor, and interrupts by SIGURG, which is ignored by default. Where
+    another has the descriptor, it interrupts all the same now and then, and takes it once it is free.
     """
-    global _wakeup_fd  # noqa: PLW0603 - one for each process
-    if not hasattr(signal, "SIGURG") or signal.getsignal(signal.SIGURG) not in {signal.SIG_DFL, _interrupted}:
-        return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    if before != -1:
-        signal.set_wakeup_fd(before)
-        os.close(reading)
-        os.close(writing)
-        return
-    _wakeup_fd = writing
-    # `trio.run` sets its own, under which it hears the signal, and sets ours again at its end.
-    warnings.filterwarnings("ignore", "It looks like Trio's signal handling code might have collided", RuntimeWarning)
-    signal.signal(signal.SIGURG, _interrupted)
-    main = threading.main_thread().ident
-    assert main is not None  # noqa: S101 - this runs in it
 
-    def interrupt() -> None:
-        while numbers := os.read(reading, 64):
+    def __init__(self, main: int) -> None:
+        self._main = main
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self.has_wakeup_fd = False
+        self.take_wakeup_fd()
+        threading.Thread(target=self._run, name="kpl-sigterm-interrupt", daemon=True).start()
+
+    def take_wakeup_fd(self) -> None:
+        """Let the C handler write to this thread, unless it writes to another; in the main thread."""
+        before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self.has_wakeup_fd = before in {-1, self._writing}
+        if not self.has_wakeup_fd:
+            signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+
+    def _run(self) -> None:
+        pause = _AGAIN_SECONDS
+        while not self.has_wakeup_fd:
+            sleep(pause)
+            pause = min(2 * pause, _LOOK_SECONDS)
+            signal.pthread_kill(self._main, signal.SIGURG)
+        while numbers := os.read(self._reading, 64):
             tries = _INTERRUPTS if _is_installed() else _INTERRUPTS_OF_OTHERS
             while tries and _current is None and signal.SIGTERM in numbers:
                 tries -= 1
                 sleep(_AGAIN_SECONDS)
-                signal.pthread_kill(main, signal.SIGURG)
+                signal.pthread_kill(self._main, signal.SIGURG)
 
-    threading.Thread(target=interrupt, name="kpl-sigterm-interrupt", daemon=True).start()
+
+_interrupter: _Interrupter | None = None
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: Python runs the handlers of other signals first."""
+    """Python runs the handlers of other signals first."""
+    if _interrupter is not None and not _interrupter.has_wakeup_fd:
+        _interrupter.take_wakeup_fd()
 
 
 def _is_ours(handler: object) -> bool:
@@ -392,13 +412,13 @@ def _watch_multiprocessing() -> None:
 
 
 def _begin_child() -> None:
-    global _current, _is_passed_on, _thread, _wakeup_fd  # noqa: PLW0603 - one for each process
+    global _current, _interrupter, _is_passed_on, _thread  # noqa: PLW0603 - one for each process
     had_thread, _thread = _thread is not None, None
     _current, _is_passed_on = None, False
-    if _wakeup_fd != -1:
+    if _interrupter is not None and _interrupter.has_wakeup_fd:
         # The parent's: its thread would take the child's signals for its own.
         signal.set_wakeup_fd(-1)
-        _wakeup_fd = -1
+    _interrupter = None
     if had_thread:
         with contextlib.suppress(RuntimeError):  # without a thread the handler does what was set before
             _thread = _FlushThread()

@@ -21,6 +21,7 @@ from tests.support.running_program import environment
 
 PROGRAM = Path(__file__).parent / "programs" / "signalled_program.py"
 POOLED = PROGRAM.with_name("pooled_program.py")
+MISSED = PROGRAM.with_name("missed_signal_program.py")
 ACCOUNT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "NO_PROXY": "127.0.0.1"}
 SENDERS = ("producer", "handler", "block")
 STARTS = ("alone", "fork", "spawn", "forkserver")
@@ -106,25 +107,33 @@ def test_no_accepted_record_is_lost_while_kinesis_answers_slowly(sender: str) ->
 @pytest.mark.parametrize("application", ["nothing", "trio"])
 def test_the_children_of_a_pool_deliver_what_they_logged_by_default(start: str, application: str) -> None:
     """`trio.run` warns of a wakeup file descriptor that is not its own; of ours it need not."""
-    handled_by, arrived, printed = log_in_a_pool(start, application)
-    assert (handled_by, len(arrived), printed) == ("flush_and_go_on", 1_000, "")
+    handled_by, arrived, printed = run_with_kinesis(POOLED, start, application)
+    assert (handled_by, len(arrived), printed) == ("flush_and_go_on", 1_001, "")
+
+
+@pytest.mark.parametrize("start", STARTS[1:])
+@pytest.mark.parametrize("application", ["nothing", "trio"])
+def test_a_child_hears_a_signal_that_does_not_interrupt_its_main_thread(start: str, application: str) -> None:
+    """A pool's worker waited for its semaphore for ever where `trio.run` had the wakeup file descriptor before."""
+    status, arrived, printed = run_with_kinesis(MISSED, start, application)
+    assert (status, len(arrived), printed) == (str(SIGTERM_EXIT), 1, "")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("application", "handled_by"), [("False", "0"), ("a handler", "default_int_handler")])
 def test_a_child_that_opts_out_or_has_a_handler_of_its_own_keeps_it(application: str, handled_by: str) -> None:
-    assert log_in_a_pool("fork", application)[0] == handled_by
+    assert run_with_kinesis(POOLED, "fork", application)[0] == handled_by
 
 
-def log_in_a_pool(start: str, application: str) -> tuple[str, set[int], str]:
-    """Return what handles SIGTERM in a child, which lines arrived, and what was printed on stderr."""
+def run_with_kinesis(program: Path, start: str, application: str) -> tuple[str, set[int], str]:
+    """Return what the program prints on stdout, which log lines arrived, and what it prints on stderr."""
     with ThreadedLocalKinesis(LocalKinesis({"records": 2}, enforce_limits=False)) as kinesis:
         run = subprocess.run(
-            [sys.executable, POOLED, start, application],
+            [sys.executable, program, start, application],
             env=environment({**ACCOUNT, "KPL_ENDPOINT_URL": kinesis.endpoint_url}),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=50,
             check=False,
         )
         lines = kinesis.call(lambda fake, _now: [json.loads(record.data) for record in user_records(fake, "records")])

@@ -1,4 +1,4 @@
-"""Log 1,000 lines in the children of a pool, which ends them by SIGTERM; print what handles the signal in a child.
+"""Log 1,001 lines in the children of a pool, which ends them by SIGTERM; print what handles the signal in a child.
 
 python pooled_program.py <start method> <what the application sets>
 """
@@ -43,8 +43,9 @@ def set_own_handler() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def handler_name(_: object) -> str:
-    """Return what handles the signal in this process."""
+def handler_name(number: int) -> str:
+    """Log one line, as this child may have had none, and return what handles the signal in it."""
+    log(number)
     handler = signal.getsignal(signal.SIGTERM)
     return getattr(handler, "__name__", str(handler))
 
@@ -52,4 +53,4 @@ def handler_name(_: object) -> str:
 if __name__ == "__main__":
     with multiprocessing.get_context(sys.argv[1]).Pool(2, set_own_handler) as pool:
         pool.map(log, range(LINES), chunksize=50)
-        sys.stdout.write(pool.apply(handler_name, (None,)))
+        sys.stdout.write(pool.apply(handler_name, (LINES,)))
