@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 from benchmarks.instant_transport import InstantTransport
 from benchmarks.machine import cores, pin_to
 from kpl_integrations.ingest import IngestGateway, load_settings
-from kpl_integrations.ingest.fast_path.selection import server_protocol
+from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
@@ -104,7 +104,7 @@ class Wire(asyncio.Transport):
         self.is_closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Count an answer. uvicorn writes the body of an answer by itself, except that of an empty one."""
+        """Count an answer."""
         sys.setprofile(None)
         self.answers += bytes(data[:9]) == b"HTTP/1.1 "
 
@@ -144,11 +144,11 @@ async def open_lines(count: int, *, buffered_ms: int = 1) -> AsyncIterator[list[
     tenants = OpenTenants(Tenant(id="local", otlp_streams={"logs": "orders"}))
     gateway = IngestGateway(settings, tenants, transport=InstantTransport(4))
     gateway.plain_receive = True
-    kind = server_protocol(gateway, settings).http
+    kind = GatewayConnection.for_gateway(gateway, settings)
     config = uvicorn.Config(gateway, http=kind, lifespan="off", ws="none", log_config=None, access_log=False)
     config.load()
     async with gateway:
-        lines = [Line(Wire(), kind(config, ServerState(), {})) for _ in range(count)]
+        lines = [Line(Wire(), kind(config=config, server_state=ServerState(), app_state={})) for _ in range(count)]
         for line in lines:
             line.protocol.connection_made(line.wire)
         yield lines

@@ -8,7 +8,6 @@
 A second SIGTERM skips the delay and the delivery. SIGINT skips the delay, and a third SIGINT skips the delivery.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import gc
@@ -16,78 +15,26 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import anyio
-import uvicorn
 
 from kpl_core import ProducerReport
-from kpl_integrations.ingest.fast_path.selection import server_protocol
+from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
 from kpl_integrations.ingest.gateway import IngestGateway
 from kpl_integrations.ingest.http.certificate import ServerCertificate
-from kpl_integrations.ingest.http.listening import BACKLOG, SpareSockets, bound_socket, connection_limit
+from kpl_integrations.ingest.http.listening import SpareSockets, bound_socket
+from kpl_integrations.ingest.http.uvicorn_server import uvicorn_server
 
 __all__ = ["GatewayServer", "bound_socket", "url_of"]
 
 _log: Final = logging.getLogger(__name__)
-# The time for the answers that are ready when the gateway is closed.
-_LAST_ANSWERS_SECONDS: Final = 5
 # How many connections are accepted in one round of the loop, so that a late loop still lets new clients in.
 _ACCEPTS: Final = 8
 # Of <malloc.h>.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-
-
-class _QuietServer(uvicorn.Server):
-    """uvicorn's server without signal handlers. It stops when `should_exit` is set, and sets `listening`."""
-
-    def __init__(self, config: uvicorn.Config, certificate: ServerCertificate | None) -> None:
-        super().__init__(config)
-        self._certificate = certificate
-        self.listening = anyio.Event()
-        self._connecting: set[asyncio.Task[None]] = set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen."""
-        if self._certificate is not None and self.config.ssl is not None:
-            self._certificate.serve(self.config.ssl)
-        await super().startup(sockets)
-        self._loop = asyncio.get_running_loop()
-        self.listening.set()
-
-    def close_listeners(self) -> None:
-        """Accept no more connections. A loop that watches a closed socket gets what opens next under its number."""
-        for listener in getattr(self, "servers", ()):
-            listener.close()
-
-    def serve_connection(self, connection: socket.socket) -> None:
-        """Serve a connection that was accepted elsewhere, as one of the server's own sockets."""
-        task = self._loop.create_task(self._serve_connection(connection))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
-
-    async def _serve_connection(self, connection: socket.socket) -> None:
-        config = self.config
-        protocol: Callable[[], asyncio.Protocol] = partial(
-            config.http_protocol_class,
-            config=config,  # type: ignore[call-arg] # as uvicorn's own server creates it
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
-        try:
-            await self._loop.connect_accepted_socket(protocol, connection, ssl=config.ssl)
-        except OSError as error:
-            # The client is gone, or does not speak TLS.
-            _log.debug("a connection could not be served: %s", error)
-            connection.close()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers."""
-        yield
 
 
 def url_of(listening: socket.socket, *, is_tls: bool) -> str:
@@ -137,32 +84,12 @@ class GatewayServer:
         self._socket = listening
         self._spares = spares
         settings = gateway.settings
-        protocol = server_protocol(gateway, settings)
-        gateway.plain_receive = protocol.is_fast
+        # Its connections hand over a body without opening a cancel scope of their own.
+        gateway.plain_receive = True
         if settings.tls_certificate is not None and settings.tls_key is not None:
             gateway.certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
-        self._server = _QuietServer(
-            uvicorn.Config(
-                gateway,
-                http=protocol.http,
-                h11_max_incomplete_event_size=settings.max_header_bytes,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                # X-Forwarded-For and -Proto are ignored unless the settings name trusted proxies.
-                proxy_headers=settings.forwarded_allow_ips is not None,
-                forwarded_allow_ips=settings.forwarded_allow_ips or "",
-                backlog=BACKLOG,
-                limit_concurrency=connection_limit(settings.max_connections),
-                timeout_keep_alive=settings.keep_alive_seconds,
-                timeout_graceful_shutdown=_LAST_ANSWERS_SECONDS,
-                ssl_certfile=settings.tls_certificate,
-                ssl_keyfile=settings.tls_key,
-            ),
-            gateway.certificate,
-        )
+        connection = GatewayConnection.for_gateway(gateway, settings)
+        self._server = uvicorn_server(gateway, connection, settings, gateway.certificate)
         self.url = url_of(listening, is_tls=settings.tls_certificate is not None)
         self._signals = 0
         self._signalled = anyio.Event()

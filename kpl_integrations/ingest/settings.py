@@ -102,9 +102,6 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, Option("The share of the requests that the access log names.", 0, 1, "of the requests")
     ] = 0.0
     log_format: Annotated[Literal["text", "json"], Option("The form of all log lines of `kpl serve`.")] = "text"
-    fast_path: Annotated[
-        bool, Option("Answer complete requests inside uvicorn's protocol, if this uvicorn is supported.")
-    ] = True
     workers: Annotated[int, Option("Processes of `kpl serve`; one per core.", 1, 64, "processes")] = 1
 
     # A PutRecords request may have 10 MiB of data, which is 13.4 MiB of base64.

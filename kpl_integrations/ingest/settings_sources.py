@@ -4,6 +4,7 @@ Every source has the same names: `spool_max_bytes` in the file is `KPL_INGEST_SP
 secret has a variable, `admin_key`, or is named by `admin_key_file` and `admin_key_env`; a file must not hold it.
 """
 
+import logging
 import os
 import re
 import tomllib
@@ -21,7 +22,10 @@ from kpl_integrations.ingest.settings import PRODUCER_DEFAULTS, SPOOL_DEFAULTS, 
 from kpl_integrations.ingest.tenants.credentials import Secret
 from kpl_integrations.ingest.tenants.tenants_file import SecretReference, read_checked, require_not_writable_by_others
 
+_log: Final = logging.getLogger(__name__)
 PREFIX: Final = "KPL_INGEST_"
+# Settings of earlier versions that do nothing any more.
+_ENDED: Final = frozenset({"fast_path"})
 # The producer's options that a gateway has no setting for, and why.
 NOT_IN_GATEWAY: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -206,7 +210,7 @@ def _given(given: Mapping[str, tuple[str, object]], options: Mapping[str, Descri
     """Return the settings of what a caller gave; the keys are how the caller knows each."""
     found = {}
     for shown, (name, value) in given.items():
-        if value is None:
+        if value is None or _has_ended(name, shown):
             continue
         _require_known(name, options, shown)
         option = options[name]
@@ -220,7 +224,8 @@ def _variables(environment: Mapping[str, str], options: Mapping[str, DescribedOp
     by_upper = {
         name.upper(): name
         for name, value in environment.items()
-        if name.upper().startswith(PREFIX) and not is_service_link(name, value)
+        if name.upper().startswith(PREFIX)
+        and not (is_service_link(name, value) or _has_ended(name.lower().removeprefix(PREFIX.lower()), name))
     }
     known = {f"{PREFIX}{name}".upper(): name for name in options}
     if unknown := sorted(name for upper, name in by_upper.items() if upper not in known):
@@ -245,6 +250,12 @@ def _variables(environment: Mapping[str, str], options: Mapping[str, DescribedOp
     return found
 
 
+def _has_ended(name: str, shown: str) -> bool:
+    if name in _ENDED:
+        _log.warning("%s does nothing any more; remove it", shown)
+    return name in _ENDED
+
+
 def _require_known(name: str, options: Mapping[str, DescribedOption], shown: str) -> None:
     if name not in options:
         message = f"{shown} is no setting of the gateway{did_you_mean(name, options)}"
@@ -266,6 +277,8 @@ def _of_file(path: Path, text: str, options: Mapping[str, DescribedOption]) -> d
     found = {}
     for name, value in table.items():
         place = f"{path}:{lines.get((name,), lines.get((name, ''), 1))}"
+        if _has_ended(name, f"{place}: {name}"):
+            continue
         _require_known(name, options, f"{place}: {name}")
         option = options[name]
         if _holds_secret(name, value, options):

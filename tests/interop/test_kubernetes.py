@@ -27,7 +27,7 @@ image: { tag: "2", pullSecrets: [{ name: registry }] }
 coordination: { secretName: store }
 adminKey: { secretName: admin }
 spool: { storageClassName: gp3 }
-settings: { MAX_CONNECTIONS: 20000, ACCESS_LOG: 0.01, LOG_FORMAT: json, FAST_PATH: false }
+settings: { MAX_CONNECTIONS: 20000, ACCESS_LOG: 0.01, LOG_FORMAT: json }
 extraEnv: [{ name: SECRET, valueFrom: { secretKeyRef: { name: agents, key: checkout } } }]
 serviceAccount: { name: role, annotations: { eks.amazonaws.com/role-arn: "arn:aws:iam::123456789012:role/kpl" } }
 networkPolicy: { enabled: true, from: [{ namespaceSelector: { matchLabels: { name: shop } } }] }

@@ -13,12 +13,14 @@ While connections are read in turns, each request is answered at once, so that i
 turn.
 """
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Protocol
 
 from kpl_integrations.ingest.fast_path.sync_answer import FAILED, SyncAnswer, SyncAnswerer
 from kpl_integrations.ingest.http.request_head import FORWARDED_FOR, RecordsHead
 
+_log: Final = logging.getLogger(__name__)
 _MOST_REQUESTS: Final = 64
 _OPEN: Final = ord("{")
 _CLOSE: Final = ord("}")
@@ -28,7 +30,6 @@ class BatchedConnection(Protocol):
     """What a batch needs of a connection."""
 
     loop: Any
-    logger: Any
 
     def answer_batched(self, request: "BatchedRequest", answer: SyncAnswer | None) -> None:
         """Send the answer that a group of requests shares; None: answer this request as without a batch."""
@@ -70,12 +71,12 @@ class RequestBatch:
                 request[0].answer_batched(request, answer)
 
     def _answer_to(self, group: Sequence[BatchedRequest]) -> SyncAnswer | None:
-        connection, head, _, _ = group[0]
+        _, head, _, _ = group[0]
         try:
             return self._answerer.sync_answer_together(head, [body for _, _, body, _ in group])
-        except Exception:
+        except Exception:  # noqa: BLE001 - it is logged, and answered 500
             # Their records may have been put, so they are not answered alone.
-            connection.logger.exception("Exception in the fast path")
+            _log.exception("Exception in the fast path")
             return FAILED
 
 

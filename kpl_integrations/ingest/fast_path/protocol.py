@@ -1,61 +1,38 @@
-"""uvicorn's HTTP protocol with a fast path for requests that need no waiting (see `sync_answer.py`).
+"""A connection with a fast path for requests that need no waiting (see `sync_answer.py`).
 
 A POST that arrives in one piece is held until its end and passed to `answerer`. If it is declined or incomplete, the
-application gets it as usual. uvicorn's objects for each request (a scope, a cycle, a task, a timer) are created only
-then.
+application gets it as usual. The objects of a request (a scope, a cycle, a task) are made only then.
 
 Most requests of a connection repeat the head of the one before. Those are not even parsed (see `HeadCache`). If they
 have one record, those of many connections are put together (see `RequestBatch`).
 """
 
-import asyncio
+import logging
 import time
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
 from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.sync_answer import FAILED, PendingAnswer, SyncAnswer, SyncAnswerer
-from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
+from kpl_integrations.ingest.http.connection import HttpConnection
+from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_head import RecordsHead
+from kpl_integrations.ingest.settings import IngestSettings
 
+_log: Final = logging.getLogger(__name__)
 _ENCODING: Final = b"content-encoding"
-_INVALID: Final = "Invalid HTTP request received."
 
 
-class AnswerStarts:
-    """The status line and the server's own header fields of answers. uvicorn replaces the fields once a second."""
+class GatewayConnection(HttpConnection):
+    """One connection. `for_gateway` returns a subclass with what is the same for all connections of a gateway."""
 
-    __slots__ = ("_by_status", "_fields")
+    answerer: ClassVar[SyncAnswerer]
+    batch: ClassVar[RequestBatch]
 
-    def __init__(self) -> None:
-        self._fields: list[tuple[bytes, bytes]] = []
-        self._by_status: dict[int, bytes] = {}
-
-    def of(self, status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the start of an answer."""
-        if fields is not self._fields:
-            self._fields = fields
-            self._by_status = {}
-        start = self._by_status.get(status)
-        if start is None:
-            lines = [b"%b: %b\r\n" % field for field in fields]
-            start = self._by_status[status] = b"".join((STATUS_LINE[status], *lines))
-        return start
-
-
-class FastPathProtocol(BoundedProtocol):
-    """One connection. A subclass sets `answerer`, and `batch` if its requests may be answered together."""
-
-    answerer: ClassVar[SyncAnswerer | None] = None
-    batch: ClassVar[RequestBatch | None] = None
-    answer_starts: ClassVar[AnswerStarts] = AnswerStarts()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
-        super().__init__(*args, **kwargs)
+    def __init__(self, **made_with: Any) -> None:  # noqa: ANN401 - what uvicorn gives
+        super().__init__(**made_with)
         # The pieces of the body of a held request; None: no request is held.
         self._held: list[bytes] | None = None
         # The last head, if its request took the fast path and no other bytes came since.
@@ -64,21 +41,24 @@ class FastPathProtocol(BoundedProtocol):
         self._may_batch = self._is_batched = False
         # The piece that is being parsed.
         self._received = b""
-        # The time of the last answer of the fast path, and the one timer that checks it.
-        self._answered_at = 0.0
-        self._idle_timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def for_gateway(cls, answerer: SyncAnswerer) -> "type[FastPathProtocol]":
-        """Return a subclass that passes requests to `answerer`."""
-        members = {"answerer": answerer, "batch": RequestBatch(answerer), "answer_starts": AnswerStarts()}
+    def for_gateway(cls, gateway: Any, settings: IngestSettings) -> "type[GatewayConnection]":  # noqa: ANN401
+        """Return a subclass for the connections of a gateway, because the server makes them itself."""
+        members = {
+            "answerer": gateway,
+            "batch": RequestBatch(gateway),
+            "turns": gateway.read_turns,
+            "header_seconds": settings.header_seconds,
+            "max_header_bytes": settings.max_header_bytes,
+            "reserves": gateway.directory.verifies,
+            "unverified": {},
+            "answer_starts": AnswerStarts(),
+        }
         return type(cls.__name__, (cls,), members)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the idle timer."""
-        timer, self._idle_timer = self._idle_timer, None
-        if timer is not None:
-            timer.cancel()
+        """Forget what is held."""
         self._held = self._cached = None
         super().connection_lost(exc)
 
@@ -110,10 +90,8 @@ class FastPathProtocol(BoundedProtocol):
             return
         try:
             self._release()
-        except Exception:  # noqa: BLE001 - the parser converts every exception of its callbacks too
-            # As uvicorn does if the parser raises.
-            self.logger.warning(_INVALID)
-            self.send_400_response(_INVALID)
+        except Exception as error:  # noqa: BLE001 - the parser converts every exception of its callbacks too
+            self.refuse_invalid(error)
 
     def _answer_cached(self, cached: HeadCache, data: bytes) -> bool:
         """Answer a request with the cached head. Return False if the head differs or the request may have to wait."""
@@ -124,10 +102,9 @@ class FastPathProtocol(BoundedProtocol):
             return False
         if cached.head.authorization != self.reader.authorization and self._claim(cached.head):
             cached.keep_credentials()
-        batch = self.batch
-        if self._may_batch and batch is not None and not self.turns.is_active and batch.takes(body):
+        if self._may_batch and not self.turns.is_active and self.batch.takes(body):
             self._is_batched = True
-            batch.add((self, cached.head, body, data))
+            self.batch.add((self, cached.head, body, data))
             return True
         answer = self._fair_answer_to(cached.head, body)
         if answer is None:
@@ -148,14 +125,14 @@ class FastPathProtocol(BoundedProtocol):
                 super().data_received(received)
             else:
                 self._send(answer)
-        except Exception:
+        except Exception:  # noqa: BLE001 - it is logged, and the connection ends
             # The other connections of the batch get their answers.
-            self.logger.exception("Exception in the fast path")
+            _log.exception("Exception in the fast path")
             self.transport.abort()
 
     def _flush(self) -> None:
         """Answer the request in the batch before anything else happens to this connection."""
-        if self._is_batched and self.batch is not None:
+        if self._is_batched:
             self.batch.flush()
 
     def is_answering(self) -> bool:
@@ -167,10 +144,10 @@ class FastPathProtocol(BoundedProtocol):
         self._flush()
         super().eof_received()
 
-    def shutdown(self) -> None:
+    def end(self) -> None:
         """Answer the request in the batch, then close the connection or let it end."""
         self._flush()
-        super().shutdown()
+        super().end()
 
     def _answer_pipelined(self, cached: HeadCache, data: bytes) -> bytes:
         """Answer the first requests of several with the cached head. Return the bytes of the others."""
@@ -188,31 +165,14 @@ class FastPathProtocol(BoundedProtocol):
             begin = span[1]
         return data[begin:]
 
-    def on_message_begin(self) -> None:
-        """Start a request. Its scope is created when the application needs it."""
-        if self.answerer is None:
-            super().on_message_begin()
-            return
-        self._begin_head()
-        self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
-
     def on_headers_complete(self) -> None:
         """Hold a request, or pass it to the application."""
-        if self.transport.is_closing():
-            # The client could not receive the answer and would send the request again.
+        if not self.ends_head():
             return
-        if self._refuses_head():
-            return
-        if self.answerer is None or self.parser.should_upgrade():
-            super().on_headers_complete()
-        elif self._may_hold():
-            self._end_head()
-            self._require_head()
+        if self._may_hold():
             self._held = []
         else:
-            self._call_application()
+            self.call_application()
 
     def _may_hold(self) -> bool:
         """Return True if the answer depends only on the target, the header fields and the body of the request."""
@@ -221,39 +181,33 @@ class FastPathProtocol(BoundedProtocol):
             parser.get_method() == b"POST"
             and parser.should_keep_alive()
             and parser.get_http_version() == "1.1"
-            and not self.expect_100_continue
-            and not self.pipeline
+            and not self.expects_continue
+            and not self.waiting
             and self._has_room()
         )
 
     def _has_room(self) -> bool:
         """Return True if no answer is pending, the write buffer is not full and the concurrency limit not reached."""
-        limit = self.limit_concurrency
-        cycle: Any = self.cycle
-        return (
-            (cycle is None or cycle.response_complete)
-            and not self.flow.write_paused
-            and (limit is None or (len(self.connections) < limit and len(self.tasks) < limit))
-        )
+        cycle = self.cycle
+        is_answered = cycle is None or cycle.response_complete
+        return is_answered and not (self._is_batched or self.flow.write_paused or self.server.is_full())
 
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body."""
-        self._body_within = True
         if self._held is not None:
+            self._body_within = True
             self._held.append(body)
-        elif not self.transport.is_closing():
+        else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request, and answer it if that needs no waiting."""
-        is_first_and_whole = self._begins_within and not self._ends_within
-        self._ends_within = True
         held = self._held
         if held is None:
-            if not self.transport.is_closing():
-                super().on_message_complete()
+            super().on_message_complete()
             return
-        assert self.answerer is not None  # noqa: S101 - otherwise no request is held
+        is_first_and_whole = self._begins_within and not self._ends_within
+        self._ends_within = True
         body = held[0] if len(held) == 1 else b"".join(held)
         head = self.answerer.sync_head(self.url, self.headers)
         if head is not None and (head.authorization != self.reader.authorization or self in self.unverified):
@@ -273,7 +227,6 @@ class FastPathProtocol(BoundedProtocol):
 
     def _claim(self, head: RecordsHead) -> bool:
         """Note the tenant of a request whose credentials differ from the last one's. Return True if they are valid."""
-        assert self.answerer is not None  # noqa: S101 - otherwise no request is held
         tenant = self.answerer.tenant_of(head)
         self.reader.claim(tenant)
         self.reader.authorization = head.authorization
@@ -283,75 +236,51 @@ class FastPathProtocol(BoundedProtocol):
 
     def _fair_answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | PendingAnswer | None:
         """Answer a request. Refuse it if it cannot wait for its tenant's turn."""
-        assert self.answerer is not None  # noqa: S101 - otherwise no request is held
+        client = self.client[0] if self.client else ""
         if self.turns.is_attentive and self.reader.refuses():
-            return self.answerer.sync_refusal(head, body, self.client[0] if self.client else "")
-        return self._answer_to(head, body)
-
-    def _answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | PendingAnswer | None:
-        assert self.answerer is not None  # noqa: S101 - otherwise no request is held
+            return self.answerer.sync_refusal(head, body, client)
         try:
-            return self.answerer.sync_answer(head, body, self.client[0] if self.client else "")
-        except Exception:
-            self.logger.exception("Exception in the fast path")
+            return self.answerer.sync_answer(head, body, client)
+        except Exception:  # noqa: BLE001 - it is logged, and answered 500
+            _log.exception("Exception in the fast path")
             return FAILED
 
     def _send(self, answer: SyncAnswer | PendingAnswer) -> None:
         if isinstance(answer, PendingAnswer):
-            # Until it is complete, uvicorn holds the requests behind it.
-            self.cycle = answer  # type: ignore[assignment] # it has the attributes of a cycle that the protocol reads
+            # Until it is complete, requests behind it wait, and a shutdown lets it finish.
+            self.cycle = answer
             answer.begin(self.loop.call_soon, self._finish)
         else:
             self._write(answer)
+            if not answer.closes:
+                self.become_idle()
 
     def _finish(self, pending: PendingAnswer) -> None:
         """Send an answer whose results are known, and let the next request start."""
         started = time.thread_time() if self.turns.is_active else None
-        if self.cycle is pending:  # type: ignore[comparison-overlap] # see `_send`
+        if self.cycle is pending:
             # An idle connection must not hold the records of its last request.
-            self.cycle = None  # type: ignore[assignment] # as in a new connection
+            self.cycle = None
         try:
             answer = pending.answer()
-        except Exception:
-            self.logger.exception("Exception in the fast path")
+        except Exception:  # noqa: BLE001 - it is logged, and answered 500
+            _log.exception("Exception in the fast path")
             answer = FAILED
         if self.transport.is_closing():
             return
         self._write(answer)
         if not pending.keep_alive:
             self.transport.close()
-        elif self.pipeline:
-            self.server_state.total_requests -= 1
-            self.on_response_complete()
+        self.begin_next()
         if started is not None:
             self.turns.charge(self.reader.flow, self.reader.weight, time.thread_time() - started)
 
     def _write(self, answer: SyncAnswer) -> None:
-        state = self.server_state
-        self.transport.write(self.answer_starts.of(answer.status, state.default_headers) + answer.content)
-        state.total_requests += 1
+        shared = self.server.shared
+        self.transport.write(self.answer_starts.of(answer.status, shared.default_headers) + answer.content)
+        shared.total_requests += 1
         if answer.closes:
             self.transport.close()
-            return
-        self._answered_at = self.loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
-
-    def _close_if_idle(self) -> None:
-        """Close an idle connection. One timer serves all requests of the connection."""
-        self._idle_timer = None
-        is_busy = self._in_head or self.flow.is_held or self.is_answering()
-        if self.transport.is_closing() or is_busy:
-            # A request is in progress and has its own timer. The next answer of the fast path sets this one again.
-            return
-        if self.timeout_keep_alive_task is not None:
-            # uvicorn's own timer runs, which started with a later answer.
-            return
-        rest = self._answered_at + self.timeout_keep_alive - self.loop.time()
-        if rest > 0.0:
-            self._idle_timer = self.loop.call_later(rest, self._close_if_idle)
-        else:
-            self.timeout_keep_alive_handler()
 
     def _release(self) -> None:
         """Pass the received part of a held request to the application."""
@@ -359,14 +288,6 @@ class FastPathProtocol(BoundedProtocol):
         if self.transport.is_closing():
             # The rest of the request was not valid HTTP.
             return
-        self._call_application()
+        self.call_application()
         for piece in held:
-            super().on_body(piece)
-
-    def _call_application(self) -> None:
-        """Make up for the skipped start of the request, and call the application."""
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
-        self.url, self.headers, self.expect_100_continue = url, headers, expects
-        self.scope["headers"] = headers
-        super().on_headers_complete()
+            self.cycle.add_body(piece)

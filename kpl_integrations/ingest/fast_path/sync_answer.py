@@ -18,6 +18,7 @@ from kpl_integrations.ingest.admission.acknowledgement import Acknowledged
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, over_cpu_share
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.http.answers import Headers, Tally, json_headers, problem_of, quota_headers
+from kpl_integrations.ingest.http.raw_answers import FAILED_CONTENT
 from kpl_integrations.ingest.http.request_head import RecordsHead, records_head
 from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, PutRequest, RecordsRoute
 from kpl_integrations.ingest.tenants import Tenant
@@ -44,29 +45,22 @@ class SyncAnswer(NamedTuple):
     closes: bool = False
 
 
-class _Ignored:
-    def set(self) -> None:
-        """Wake nothing: a pending answer needs no messages."""
-
-
 class PendingAnswer:
     """An answer that waits until all deliveries of its request have results.
 
-    The server has it in place of the cycle of uvicorn, so that requests behind it wait and a shutdown lets it finish.
+    A connection has it in place of a `RequestCycle`, so that requests behind it wait and a shutdown lets it finish.
     It is also a waiter of an outcome.
     """
 
-    __slots__ = ("_deliveries", "_finished", "_make", "_open", "_soon", "disconnected", "keep_alive", "log",
-                 "response_complete")  # fmt: skip
-    # Of the cycle: the body is complete.
+    __slots__ = ("_deliveries", "_finished", "_make", "_open", "_soon", "keep_alive", "log", "response_complete")
+    # The body is complete.
     more_body = False
-    message_event = _Ignored()
 
     def __init__(self, deliveries: Deliveries, make: Callable[[], SyncAnswer]) -> None:
         self._make = make
         # Called with the status, if the request is logged.
         self.log: Callable[[int], None] | None = None
-        self.disconnected = self.response_complete = False
+        self.response_complete = False
         self.keep_alive = True
         self._deliveries = deliveries
         self._open = deliveries.open_outcomes()
@@ -76,6 +70,9 @@ class PendingAnswer:
         self._soon = soon
         self._finished = finished
         self._look()
+
+    def client_gone(self) -> None:
+        """Do nothing: the records are on their way."""
 
     def set(self) -> None:
         """Look again soon, because an outcome is settled or its records moved."""
@@ -219,12 +216,7 @@ def encoded(status: int, headers: Headers, body: bytes) -> SyncAnswer:
     return SyncAnswer(status, b"%b\r\n%b" % (fields, body), _CLOSE in headers)
 
 
-# The answer of uvicorn if an application fails.
-FAILED: Final = encoded(
-    500,
-    [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"), (b"connection", b"close")],
-    b"Internal Server Error",
-)
+FAILED: Final = SyncAnswer(500, FAILED_CONTENT, closes=True)
 
 
 @lru_cache(maxsize=256)

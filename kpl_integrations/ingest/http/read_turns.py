@@ -28,7 +28,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol
 
 import anyio
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from kpl_core.fairness import CpuTurns
 from kpl_integrations.ingest.admission.senders import network_of
@@ -103,42 +102,6 @@ class PausableConnection(Protocol):
 
     def refuse_busy(self) -> None:
         """Answer 503 and close the connection."""
-
-
-class CombinedFlow(FlowControl):
-    """uvicorn's flow control with a second reason to pause: the transport reads only if both allow it."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self.is_held = False
-
-    def pause_reading(self) -> None:
-        """Pause for uvicorn."""
-        if not self.read_paused:
-            self.read_paused = True
-            if not self.is_held:
-                self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Resume for uvicorn."""
-        if self.read_paused:
-            self.read_paused = False
-            if not self.is_held:
-                self._transport.resume_reading()
-
-    def hold(self) -> None:
-        """Pause for a turn."""
-        if not self.is_held:
-            self.is_held = True
-            if not self.read_paused:
-                self._transport.pause_reading()
-
-    def release(self) -> None:
-        """Resume after a turn."""
-        if self.is_held:
-            self.is_held = False
-            if not self.read_paused:
-                self._transport.resume_reading()
 
 
 class ReadTurns:

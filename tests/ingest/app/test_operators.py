@@ -100,11 +100,9 @@ def post(*fields: str, body: bytes = b'{"data":"x"}', target: str = PATH) -> byt
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fast_path", [True, False])
-def test_each_path_logs_its_requests_and_answers_pages_and_http_2(fast_path, caplog):
+def test_each_path_logs_its_requests_and_answers_pages_and_http_2(caplog):
     caplog.set_level(logging.INFO, "kpl_integrations.ingest.access")
-    settings = {"access_log": 1.0, "cors_origins": PAGE, "fast_path": fast_path}
-    with running_gateway(OPEN, {STREAM: 1}, **settings) as running:
+    with running_gateway(OPEN, {STREAM: 1}, access_log=1.0, cors_origins=PAGE) as running:
         # The first request looks up the stream; the third takes the fast path.
         for _ in range(3):
             assert exchange(running.url, post()).startswith(b"HTTP/1.1 202")

@@ -7,8 +7,9 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from kpl_integrations.ingest.http.connection import HttpConnection
+from kpl_integrations.ingest.http.request_cycle import RequestCycle
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.served import connected, served
@@ -44,8 +45,8 @@ def post(body: bytes, *fields: str, query: str = "", content_type: str = JSON) -
     return "\r\n".join((*head, *fields, f"content-length: {len(body)}", "", "")).encode() + body
 
 
-def protocols() -> list[HttpToolsProtocol]:
-    return [each for each in gc.get_objects() if isinstance(each, HttpToolsProtocol)]
+def protocols() -> list[HttpConnection]:
+    return [each for each in gc.get_objects() if isinstance(each, HttpConnection)]
 
 
 async def reset(server: GatewayServer, asked: bytes) -> None:
@@ -55,9 +56,9 @@ async def reset(server: GatewayServer, asked: bytes) -> None:
     assert isinstance(transport, asyncio.Transport)
     transport.pause_reading()
     await until(protocols)
-    answered = protocols()[0].server_state.total_requests
+    answered = protocols()[0].server.answered()
     transport.write(asked)
-    await until(lambda: protocols()[0].cycle is not None or protocols()[0].server_state.total_requests > answered)
+    await until(lambda: protocols()[0].cycle is not None or protocols()[0].server.answered() > answered)
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 
@@ -108,5 +109,5 @@ async def test_a_connection_that_is_reset_leaves_nothing_of_its_requests(name):
             await reset(server, ASKED[name] * 50)
             # Nothing collects them.
             await until(lambda: not protocols())
-        left = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
+        left = [each for each in gc.get_objects() if isinstance(each, RequestCycle)]
     assert not left

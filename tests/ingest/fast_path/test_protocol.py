@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.fast_path.protocol import AnswerStarts
 from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
+from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.serving import GatewayServer
 from tests.ingest.served import served, spoken
 from tests.support.gateway_scene import JSON, STREAM, gateway_of, kinesis
@@ -203,12 +203,11 @@ async def test_an_exception_is_answered_500_and_logged_once(caplog):
     gateway = gateway_of(kinesis())
     async with served(gateway) as server:
         gateway.sync_answer = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
-        with caplog.at_level(logging.ERROR, "uvicorn.error"):
-            said = await spoken(server, request())
+        said = await spoken(server, request())
     assert said.startswith(b"HTTP/1.1 500")
     assert b"connection: close" in said
-    said_by_the_server = [each.message for each in caplog.records if each.name == "uvicorn.error"]
-    assert said_by_the_server == ["Exception in the fast path"]
+    logged = [each.message for each in caplog.records if each.levelno >= logging.ERROR]
+    assert logged == ["Exception in the fast path"]
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["alone", "after another"])
@@ -230,11 +229,11 @@ async def test_requests_behind_an_answer_that_closes_are_not_accepted(before):
 async def test_an_invalid_target_is_answered_400_with_and_without_its_body(target, caplog):
     async with served(gateway_of(kinesis(), max_header_bytes=1_048_576)) as server:
         whole = request(target=target)
-        with caplog.at_level(logging.WARNING, "uvicorn.error"):
+        with caplog.at_level(logging.DEBUG, "kpl_integrations.ingest.http"):
             for asked_for in (whole, whole[: -len(ONE)]):
                 assert (await spoken(server, asked_for)).startswith(b"HTTP/1.1 400")
-        said_by_the_server = {each.getMessage() for each in caplog.records if each.name == "uvicorn.error"}
-        assert said_by_the_server == {"Invalid HTTP request received."}
+        logged = [each for each in caplog.records if each.getMessage().startswith("invalid HTTP of ")]
+        assert [each.levelno for each in logged] == [logging.DEBUG] * 2
 
 
 def _fails(*_: object) -> None:
@@ -248,7 +247,7 @@ async def test_answers_start_with_the_current_header_fields_of_the_server():
     for _ in range(2):
         assert starts.of(202, fields) == b"HTTP/1.1 202 Accepted\r\ndate: now\r\nserver: x\r\n"
     assert starts.of(400, fields).startswith(b"HTTP/1.1 400 Bad Request\r\ndate: now")
-    # uvicorn makes a new list.
+    # The server makes a new list.
     assert starts.of(202, [(b"date", b"later")]) == b"HTTP/1.1 202 Accepted\r\ndate: later\r\n"
 
 

@@ -11,7 +11,8 @@ from uvicorn.server import ServerState
 
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
-from kpl_integrations.ingest.fast_path.protocol import FastPathProtocol
+from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
+from kpl_integrations.ingest.settings_sources import load_settings
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.support.producer_scene import stored
@@ -86,7 +87,7 @@ class Line(NamedTuple):
     """One connection."""
 
     wire: Wire
-    protocol: FastPathProtocol
+    protocol: GatewayConnection
 
     async def hear(self, piece: bytes) -> None:
         if not self.wire.closed:
@@ -97,18 +98,16 @@ class Line(NamedTuple):
 
 
 def protocol_of(gateway: IngestGateway) -> Any:
-    return FastPathProtocol.for_gateway(gateway).with_bounds(
-        header_seconds=10.0, max_header_bytes=10_000, turns=gateway.read_turns
-    )
+    return GatewayConnection.for_gateway(gateway, load_settings(max_header_bytes=10_000))
 
 
 def line_to(gateway: IngestGateway, kind: Any = None, **options: Any) -> Line:
     kind = kind or protocol_of(gateway)
     config = uvicorn.Config(gateway, http=kind, lifespan="off", ws="none", log_config=None, access_log=False, **options)
     config.load()
-    wire, made = Wire(), kind(config, ServerState(), {})
+    wire, made = Wire(), kind(config=config, server_state=ServerState(), app_state={})
     made.connection_made(wire)
-    assert isinstance(made, FastPathProtocol)
+    assert isinstance(made, GatewayConnection)
     return Line(wire, made)
 
 
@@ -167,7 +166,7 @@ class TestOneConnection:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
             line = line_to(gateway)
             await line.hear(ASKED["one"])
-            line.protocol.parser = None  # type: ignore[assignment] # it is not needed any more
+            line.protocol.parser = None  # it is not needed any more
             for name in ("one", "a longer one", "a bad one", "one"):
                 await line.hear(ASKED[name])
             assert gateway.tally.answers == {202: 5, 400: 1}
@@ -215,7 +214,7 @@ class TestOneConnection:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
             line = line_to(gateway, limit_concurrency=2)
             await line.hear(ASKED["one"])
-            line.protocol.connections.add(line_to(gateway).protocol)
+            line.protocol.server.shared.connections.add(line_to(gateway).protocol)
             await line.hear(ASKED["one"])
             assert line.wire.said.count(b"HTTP/1.1 503") == 1
 

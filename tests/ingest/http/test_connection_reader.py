@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, UNVERIFIED, CombinedFlow, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
+from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, UNVERIFIED, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.tenants import Tenant
 
 pytestmark = pytest.mark.anyio
@@ -42,16 +43,16 @@ class Transport:
         self.is_reading = True
 
 
-def test_the_transport_reads_only_if_uvicorn_and_the_turns_allow_it():
+def test_the_transport_reads_only_if_the_request_and_the_turns_allow_it():
     for calls in itertools.product(["pause_reading", "resume_reading", "hold", "release"], repeat=5):
         transport: Any = Transport()
-        flow = CombinedFlow(transport)
-        allowed = {"uvicorn": True, "turns": True}
+        flow = ConnectionFlow(transport)
+        allowed = {"request": True, "turns": True}
         for call in calls:
             getattr(flow, call)()
-            allowed["uvicorn" if call.endswith("reading") else "turns"] = call in {"resume_reading", "release"}
+            allowed["request" if call.endswith("reading") else "turns"] = call in {"resume_reading", "release"}
             assert transport.is_reading is all(allowed.values())
-            assert flow.read_paused is not allowed["uvicorn"]
+            assert flow.read_paused is not allowed["request"]
 
 
 class StagedConnection:
@@ -59,7 +60,7 @@ class StagedConnection:
 
     def __init__(self, *, fails: bool = False) -> None:
         transport: Any = Transport()
-        self.transport, self.flow = transport, CombinedFlow(transport)
+        self.transport, self.flow = transport, ConnectionFlow(transport)
         self.fails = fails
         self.fed = 0
 

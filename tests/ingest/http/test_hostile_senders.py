@@ -53,9 +53,8 @@ def gateway(**settings: Any) -> Iterator[RunningGateway]:
         yield running
 
 
-@pytest.fixture(params=["true", "false"], ids=["fast path", "without the fast path"])
-def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningGateway]:
-    monkeypatch.setenv("KPL_INGEST_FAST_PATH", request.param)
+@pytest.fixture
+def served() -> Iterator[RunningGateway]:
     with gateway() as running:
         yield running
 
@@ -227,9 +226,7 @@ def test_idle_clients_with_refused_bodies_do_not_delay_the_stop(monkeypatch) -> 
         assert time.monotonic() - started < 4.0
 
 
-@pytest.mark.parametrize("fast_path", ["true", "false"])
-def test_a_bomb_costs_its_sender_what_was_decompressed_under_the_default_bound(fast_path, monkeypatch) -> None:
-    monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast_path)
+def test_a_bomb_costs_its_sender_what_was_decompressed_under_the_default_bound() -> None:
     with gateway(max_uncut_bytes=2 * MIB) as running:
         statuses = [413]
         while statuses[-1] == 413 and len(statuses) < 100:
@@ -274,9 +271,7 @@ PUBLIC: list[TenantDirectory] = [
 
 
 @pytest.mark.parametrize("directory", PUBLIC, ids=["open", "unknown"])
-@pytest.mark.parametrize("fast_path", ["true", "false"])
-def test_an_anonymous_client_refuses_only_requests_of_its_own_address(directory, fast_path, monkeypatch) -> None:
-    monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast_path)
+def test_an_anonymous_client_refuses_only_requests_of_its_own_address(directory) -> None:
     with public_gateway(directory) as running:
         hostile, other = "192.0.2.1", "192.0.2.2"
         for path in (PATH, "/v1/logs", PATH):

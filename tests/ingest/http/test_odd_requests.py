@@ -36,10 +36,9 @@ def two_tenants() -> CallableTenants:
     return CallableTenants(lambda shown: both.get(shown or ""), tenants=both.values())
 
 
-@pytest.mark.parametrize("is_fast", [True, False])
 @pytest.mark.parametrize("length", ["32 ", " 32", "32\t ", "  32  "])
-async def test_blanks_around_the_length_of_a_body_are_no_part_of_it(length, is_fast):
-    async with served(gateway_of(kinesis(), fast_path=is_fast)) as server:
+async def test_blanks_around_the_length_of_a_body_are_no_part_of_it(length):
+    async with served(gateway_of(kinesis())) as server:
         answers = await spoken(server, head(f"content-length:{length}") + ONE + LAST)
         assert answers.count(b"HTTP/1.1 202") == 1
 
@@ -123,9 +122,8 @@ async def test_a_connect_request_is_rejected(what: Any):
 @pytest.mark.parametrize("size", [1_900, 3_000, 100_000])
 @pytest.mark.parametrize("method", ["POST", "GET"])
 @pytest.mark.parametrize("cut", [0, 60, 1_500], ids=["in one read", "at its start", "in its middle"])
-@pytest.mark.parametrize("is_fast", [True, False])
-async def test_the_bound_of_a_head_holds_however_it_arrives(size, method, cut, is_fast):
-    gateway = gateway_of(kinesis(), max_header_bytes=2_048, fast_path=is_fast)
+async def test_the_bound_of_a_head_holds_however_it_arrives(size, method, cut):
+    gateway = gateway_of(kinesis(), max_header_bytes=2_048)
     async with served(gateway) as server:
         length = len(ONE) if method == "POST" else 0
         whole = head("x: " + "a" * size, f"content-length: {length}", method=method) + ONE[:length]

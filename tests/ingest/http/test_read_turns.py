@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from kpl_core.fairness import cpu_turns
-from kpl_integrations.ingest import IngestGateway, serving
-from kpl_integrations.ingest.http import read_turns
-from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
+from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.http import read_turns, uvicorn_server
+from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, UNVERIFIED, ConnectionReader
 from kpl_integrations.ingest.routes import resources
 from kpl_integrations.ingest.serving import GatewayServer
@@ -100,12 +100,6 @@ async def scene(**settings: Any) -> AsyncIterator[Scene]:
             connection.writer.close()
 
 
-@pytest.fixture(params=["true", "false"], ids=["fast path", "without the fast path"])
-def _each_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KPL_INGEST_FAST_PATH", request.param)
-
-
-@pytest.mark.usefixtures("_each_path")
 async def test_a_tenant_above_its_share_waits_while_others_are_served():
     async with scene() as staged:
         flood, quiet = await staged.connect(post("flood")), await staged.connect(post("quiet"))
@@ -123,7 +117,6 @@ async def test_a_tenant_above_its_share_waits_while_others_are_served():
         assert answer.json()["tenants"]["flood"]["cpu_seconds"] > 0
 
 
-@pytest.mark.usefixtures("_each_path")
 async def test_a_tenant_that_waits_is_served_as_soon_as_there_is_time():
     async with scene() as staged:
         flood = await staged.connect(post("flood"))
@@ -134,7 +127,6 @@ async def test_a_tenant_that_waits_is_served_as_soon_as_there_is_time():
         assert time.monotonic() - started < LATE
 
 
-@pytest.mark.usefixtures("_each_path")
 async def test_requests_of_a_connection_with_two_tenants_are_refused_one_by_one():
     async with scene() as staged:
         proxy = await staged.connect(post("flood"), post("quiet"))
@@ -149,7 +141,6 @@ async def test_requests_of_a_connection_with_two_tenants_are_refused_one_by_one(
         assert sum(stats.json()["tenants"]["flood"]["refused"].values()) in {0, 2}
 
 
-@pytest.mark.usefixtures("_each_path")
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
 async def test_a_probe_never_waits(path):
     async with scene() as staged:
@@ -188,7 +179,6 @@ async def test_a_new_connection_waits_with_its_tenant_and_not_with_clients_that_
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_each_path")
 async def test_pauses_do_not_count_towards_time_limits():
     async with scene(header_seconds=3.5, body_seconds=3.5, keep_alive_seconds=3) as staged:
         head, body, idle = [await staged.connect(post("flood")) for _ in range(3)]
@@ -211,7 +201,6 @@ async def test_pauses_do_not_count_towards_time_limits():
         assert await idle.status(post("flood")) == 202
 
 
-@pytest.mark.usefixtures("_each_path")
 async def test_pauses_end_when_the_gateway_drains():
     async with scene(drain_delay_seconds=1) as staged:
         connections = [await staged.connect(post("flood")) for _ in range(20)]
@@ -271,10 +260,9 @@ async def test_half_a_request_of_a_half_open_client_ends_with_the_pause(cut):
         assert staged.gateway.producer.report().accepted == 2
 
 
-@pytest.mark.usefixtures("_each_path")
 async def test_slow_clients_that_are_paused_do_not_delay_the_shutdown(monkeypatch):
     """One does not read its answers, one never sends the rest of its body, and one has closed its side."""
-    monkeypatch.setattr(serving, "_LAST_ANSWERS_SECONDS", 0.2)
+    monkeypatch.setattr(uvicorn_server, "_LAST_ANSWERS_SECONDS", 0.2)
     async with scene() as staged:
         deaf, slow, half_open = [await staged.connect(post("flood")) for _ in range(3)]
         await staged.make_late()
@@ -294,7 +282,6 @@ async def test_slow_clients_that_are_paused_do_not_delay_the_shutdown(monkeypatc
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_each_path")
 async def test_a_slow_reader_is_paused_by_its_answers_and_by_its_share():
     async with scene() as staged:
         flood, quiet = await staged.connect(post("flood")), await staged.connect(post("quiet"))
@@ -357,7 +344,6 @@ async def test_many_pipelined_requests_are_answered_in_order_over_several_turns(
         assert [(await flood.answer())[0] for _ in range(120)] == [202, 400, 202] * 40
 
 
-@pytest.mark.usefixtures("_each_path")
 async def test_pipelined_requests_are_divided_over_iterations_also_if_the_loop_is_not_late(monkeypatch):
     pieces: list[int] = []
     run = ConnectionReader._run  # noqa: SLF001 - its part of each iteration is what is tested
@@ -392,7 +378,6 @@ async def test_pipelined_requests_of_each_version_are_cut(version):
         assert staged.turns.pauses > 0
 
 
-@pytest.mark.usefixtures("_each_path")
 async def test_the_lines_of_an_access_log_are_no_requests():
     lines = b"\n".join([b'{"partition_key":"k","data":"\\"GET / HTTP/1.1\\" 200"}'] * 200)
     async with scene() as staged:
@@ -402,9 +387,9 @@ async def test_the_lines_of_an_access_log_are_no_requests():
 
 async def test_one_whole_request_with_the_cached_head_is_not_cut(monkeypatch):
     parsed: list[int] = []
-    feed = BoundedProtocol.feed
+    feed = HttpConnection.feed
 
-    def counted(connection: BoundedProtocol, data: bytes) -> None:
+    def counted(connection: HttpConnection, data: bytes) -> None:
         parsed.append(len(data))
         feed(connection, data)
 
@@ -415,7 +400,7 @@ async def test_one_whole_request_with_the_cached_head_is_not_cut(monkeypatch):
     async with scene() as staged:
         client = await staged.connect(asked(1))
         await staged.make_late()
-        monkeypatch.setattr(BoundedProtocol, "feed", counted)
+        monkeypatch.setattr(HttpConnection, "feed", counted)
         assert await client.status(asked(400)) == 202
         assert parsed == []
 

@@ -28,9 +28,8 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["true", "false"], ids=["fast path", "without the fast path"])
-async def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayServer]:
-    monkeypatch.setenv("KPL_INGEST_FAST_PATH", request.param)
+@pytest.fixture
+async def server() -> AsyncIterator[GatewayServer]:
     known = {f"Bearer {name}": Tenant(id=name) for name in ("a", "b")}
     directory = CallableTenants(lambda shown: known.get(shown or ""), tenants=known.values())
     async with served(gateway_of(kinesis(), directory, admin_key=ADMIN)) as running:
@@ -82,8 +81,7 @@ async def test_a_refused_head_behind_an_answered_request_closes_the_connection(s
     client.writer.write(first + head() + first)
     said = await asyncio.wait_for(client.reader.read(), 10)
     client.writer.close()
-    # Without the fast path the second request is not answered yet, and no other answer may take its place.
-    assert [each[:3] for each in said.split(b"HTTP/1.1 ")[1:]] in ([b"202", b"400"], [])
+    assert [each[:3] for each in said.split(b"HTTP/1.1 ")[1:]] == [b"202", b"400"]
 
 
 async def answers(server: GatewayServer, count: int, request: bytes) -> list[int]:
@@ -141,11 +139,7 @@ async def test_wrong_keys_of_one_address_do_not_lock_the_form_for_others() -> No
         assert await enter("192.0.2.2", ADMIN) == 303
 
 
-@pytest.mark.parametrize("fast", ["true", "false"])
-async def test_clients_with_credentials_get_in_when_connections_run_out(
-    monkeypatch: pytest.MonkeyPatch, fast: str
-) -> None:
-    monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast)
+async def test_clients_with_credentials_get_in_when_connections_run_out() -> None:
     directory = CallableTenants(lambda shown: Tenant(id="a") if shown == "Bearer a" else None)
     request = post(f"content-length: {len(ONE)}").replace(b"connection: close\r\n", b"") + ONE
     async with (
@@ -173,12 +167,8 @@ async def test_clients_with_credentials_get_in_when_connections_run_out(
         assert await ask(*kept) == b"HTTP/1.1 202"
 
 
-@pytest.mark.parametrize("fast", ["true", "false"])
 @pytest.mark.parametrize("verifies", [True, False])
-async def test_a_connection_that_awaits_its_answer_is_not_closed_for_new_ones(
-    monkeypatch: pytest.MonkeyPatch, fast: str, verifies: bool
-) -> None:
-    monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast)
+async def test_a_connection_that_awaits_its_answer_is_not_closed_for_new_ones(verifies: bool) -> None:
     tenant = Tenant(id="a", default_ack="delivered")
     directory = CallableTenants(lambda _: tenant, unknown=tenant) if verifies else OpenTenants(tenant)
     gateway = gateway_of(kinesis(latency_seconds=0.6), directory, max_connections=20)
@@ -238,16 +228,14 @@ async def test_a_gateway_with_host_names_answers_only_to_these_and_to_loopback_n
         "evil.example:8080": 421, "127.0.0.1.evil.example": 421, "10.0.0.1": 421, "localhost.evil.example": 421,
         "[2001:db8::1]": 421, "": 421,
     }  # fmt: skip
-    for fast in ("true", "false"):
-        monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast)
-        monkeypatch.setenv("KPL_INGEST_ALLOWED_HOSTS", "gateway.internal, other")
-        async with served(gateway_of(kinesis())) as running:
-            found = {}
-            for name in names:
-                fields = (f"host: {name}", f"content-type: {JSON}", f"content-length: {len(ONE)}")
-                said = await spoken(running, head(*fields, method="POST", path=PATH) + ONE)
-                found[name] = int(said.split(b" ", 2)[1])
-                if found[name] == 421:
-                    assert json.loads(said.partition(b"\r\n\r\n")[2])["code"] == "unknown-host"
-            assert found == names
-            assert (await spoken(running, head(version=" HTTP/1.0"))).startswith(b"HTTP/1.1 200")
+    monkeypatch.setenv("KPL_INGEST_ALLOWED_HOSTS", "gateway.internal, other")
+    async with served(gateway_of(kinesis())) as running:
+        found = {}
+        for name in names:
+            fields = (f"host: {name}", f"content-type: {JSON}", f"content-length: {len(ONE)}")
+            said = await spoken(running, head(*fields, method="POST", path=PATH) + ONE)
+            found[name] = int(said.split(b" ", 2)[1])
+            if found[name] == 421:
+                assert json.loads(said.partition(b"\r\n\r\n")[2])["code"] == "unknown-host"
+        assert found == names
+        assert (await spoken(running, head(version=" HTTP/1.0"))).startswith(b"HTTP/1.1 200")

@@ -1,0 +1,471 @@
+"""One HTTP/1.1 connection: heads and bodies through httptools, requests in their order, and bounds.
+
+The parser tells of heads and bodies as they arrive. A request starts the application (`RequestCycle`) once its head is
+complete; requests behind it wait until it is answered, and their connection is not read meanwhile.
+
+- A head has a bound on its time and its size. Both are checked only if it does not arrive in one small piece, so a
+  usual request costs nothing. (`bodies.py` bounds the body.) Heads that HTTP forbids or that the gateway does not
+  support are refused (`request_head.py:refused_head`).
+- An idle connection is closed. Bytes that belong to no request do not keep it open.
+- When connections run out, the oldest one that has not shown valid credentials and whose request is not complete is
+  closed for a new one. So clients with credentials get in, and keep the connections that they have. A gateway that
+  verifies no credentials closes none.
+- While tenants take turns (`read_turns.py`), the CPU time of a request's task is charged to its tenant.
+- Trailer fields of a chunked body are bounded too and then ignored: they must not replace fields of the head (RFC 9110,
+  section 6.5.1). No connection is upgraded: a request for an upgrade is answered as if it had not asked.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from itertools import islice
+from typing import Any, ClassVar, Final
+from urllib.parse import unquote
+
+import httptools
+
+from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
+from kpl_integrations.ingest.http.raw_answers import HTTP_2_PREFACE, NO_HTTP_2, REFUSALS, AnswerStarts
+from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.http.request_cycle import RequestCycle
+from kpl_integrations.ingest.http.request_head import VERIFIED, refused_head
+from kpl_integrations.ingest.http.timed_request import TimedRequest
+from kpl_integrations.ingest.http.uvicorn_server import ServerPort
+
+_log: Final = logging.getLogger(__name__)
+# At most this share of the connections is reserved, and at most so many.
+_RESERVED_SHARE: Final = 10
+_MOST_RESERVED: Final = 100
+_MOST_LOOKED_AT: Final = 64
+# The ends of a request line: the parser accepts RTSP too. The lines of an access log in a body have a quotation mark
+# before the line break.
+_LINE_ENDS: Final = (b"/1.1\r\n", b"/1.0\r\n")
+# How long a connection without a request stays open once the server stops.
+_FIRST_REQUEST_SECONDS: Final = 0.5
+
+
+def reserved_connections(limit: int) -> int:
+    """Return how many of `limit` connections are reserved for clients with valid credentials."""
+    return min(_MOST_RESERVED, max(1, limit // _RESERVED_SHARE))
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection. A subclass sets how long and how large a head may be."""
+
+    header_seconds: ClassVar[float] = 10.0
+    max_header_bytes: ClassVar[int] = 32_768
+    # Whether connections are reserved for clients with valid credentials.
+    reserves: ClassVar[bool] = True
+    # The open connections without valid credentials, the oldest first; each server has its own.
+    unverified: ClassVar[dict["HttpConnection", None]] = {}
+    turns: ClassVar[ReadTurns] = ReadTurns()
+    answer_starts: ClassVar[AnswerStarts] = AnswerStarts()
+    transport: asyncio.Transport
+    flow: ConnectionFlow
+    reader: ConnectionReader
+
+    def __init__(self, **made_with: Any) -> None:  # noqa: ANN401 - what uvicorn gives; see `ServerPort`
+        self.server = ServerPort(**made_with)
+        self.loop = asyncio.get_running_loop()
+        self.parser = self._new_parser()
+        self.client: tuple[str, int] | None = None
+        # The head of the request that is being received.
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.expects_continue = False
+        # The request that was received last, until its connection has answered it and is idle. One may still be
+        # answered while others wait behind it, the next one at the right.
+        self.cycle: Any = None
+        self.waiting: deque[tuple[RequestCycle, Any]] = deque()
+        self._running: RequestCycle | None = None
+        self._in_head = self._is_new = True
+        self._head_bytes = 0
+        # The same, but with all of the piece in which it began, and the size of the current piece. A socket delivers
+        # up to 256 KiB at once.
+        self._most_head_bytes = self._piece_bytes = 0
+        # Whether the current piece contains the end of a request. Then the size of the next head's part in it is
+        # unknown and not counted.
+        self._ends_within = False
+        # Whether it contains the start of a request.
+        self._begins_within = False
+        # Whether it contains a part of a body.
+        self._body_within = False
+        # Whether the request asks for an upgrade.
+        self._asks_upgrade = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        # The instant of the last answer, and the one timer that checks it for all requests.
+        self._answered_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        # While reading is paused: the seconds that were left to the timers of a head and of an idle connection.
+        self._seconds_left: tuple[float | None, float | None] = (None, None)
+
+    def _new_parser(self) -> Any:  # noqa: ANN401 - httptools has no types
+        parser = httptools.HttpRequestParser(self)
+        # The bytes behind a request with "connection: close" are none of its.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    # From the transport and the server
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as all loops call it
+        """Start the timer of the first head."""
+        self.server.shared.connections.add(self)
+        self.transport = transport
+        self.flow = ConnectionFlow(transport)
+        self.client = _address(transport.get_extra_info("peername"))
+        self.reader = ConnectionReader(self, self.turns, self.client[0] if self.client else "")
+        limit = self.server.most_connections if self.reserves else None
+        self.unverified[self] = None
+        if limit is not None and len(self.server.shared.connections) > limit - reserved_connections(limit):
+            self._evict()
+        self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason changes nothing
+        """Tell the requests, cancel the timers, and break reference cycles, which would be collected late."""
+        self.server.shared.connections.discard(self)
+        self.verified()
+        self._stop_timers()
+        self.reader.close()
+        for each in (self._running, self.cycle):
+            if each is not None:
+                each.client_gone()
+        self.flow.resume_writing()
+        self.waiting.clear()
+        self.cycle = self._running = self.parser = None
+
+    def data_received(self, data: bytes) -> None:
+        """Handle received bytes, at once or when it is the turn of this connection."""
+        if self.turns.is_attentive or len(data) > SLICE_BYTES:
+            # The turns keep it for longer than this connection lasts.
+            self.turns.wake(self.server.answered)
+            self.reader.receive(data)
+        else:
+            self.feed(data)
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        self.flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads."""
+        self.flow.resume_writing()
+
+    def shutdown(self) -> None:
+        """Close the connection, or let it end with its answer. One whose first request is to come has a moment for it.
+
+        The client may have sent that request already.
+        """
+        if (self._is_new or not self.is_between_requests()) and not self.is_answering():
+            self.loop.call_later(_FIRST_REQUEST_SECONDS, self.end)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Close the connection, once a pending answer is sent."""
+        if self.is_answering():
+            self.cycle.keep_alive = False
+        else:
+            self.transport.close()
+
+    # Bytes
+
+    def may_be_cut(self, data: bytes) -> bool:
+        """Return True if these may be many bytes of pipelined requests."""
+        return len(data) > SLICE_BYTES and sum(map(data.count, _LINE_ENDS)) > 1
+
+    def feed(self, data: bytes) -> None:
+        """Feed the parser, then check the bounds of an unfinished head."""
+        self._ends_within = self._begins_within = self._body_within = False
+        self._piece_bytes = len(data)
+        if self._is_new and self._refuses_http_2(data):
+            return
+        self._parse(data)
+        if self.transport.is_closing():
+            return
+        if not self._in_head:
+            # Neither head nor body: trailer fields, or bytes between chunks.
+            is_beside = not (self._body_within or self._begins_within or self._ends_within)
+            self._head_bytes = self._head_bytes + len(data) if is_beside else 0
+            if self._head_bytes > self.max_header_bytes:
+                self._refuse(REFUSALS[431])
+            return
+        self._most_head_bytes += len(data)
+        if not self._ends_within:
+            self._head_bytes += len(data)
+        if self._head_bytes > self.max_header_bytes:
+            self._refuse(REFUSALS[431])
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._asks_upgrade:
+                self._parse(self._without_upgrade(data[upgrade.args[0] :]))
+        except httptools.HttpParserError as error:
+            self.refuse_invalid(error)
+
+    def refuse_invalid(self, error: Exception) -> None:
+        """Refuse what is not HTTP, unless it is refused already."""
+        _log.debug("invalid HTTP of %s: %s", self.client, error)
+        self._refuse(REFUSALS[400])
+
+    def _refuses_http_2(self, data: bytes) -> bool:
+        """Refuse a new connection whose first bytes are those of HTTP/2."""
+        self._is_new = False
+        if not data.startswith(HTTP_2_PREFACE):
+            return False
+        _log.warning("a client speaks HTTP/2, which this gateway does not: client=%s", self.client)
+        self._refuse(NO_HTTP_2)
+        return True
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """Return the bytes of the same request without its upgrade field, for a new parser.
+
+        The parser treats such a request as one without a body, and its body as data that is not HTTP. A server may
+        ignore the request for an upgrade (RFC 9110, section 7.8). Java's HTTP client sends one with its first request.
+        """
+        version = self.parser.get_http_version().encode()
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
+        self._asks_upgrade = False
+        self.parser = self._new_parser()
+        return head + rest
+
+    # From the parser
+
+    def on_message_begin(self) -> None:
+        """Start a head."""
+        self._in_head = self._begins_within = True
+        self._head_bytes = self._most_head_bytes = 0
+        self.url, self.headers, self.expects_continue = b"", [], False
+
+    def on_url(self, url: bytes) -> None:
+        """Add a part of the target."""
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a field of a head, and ignore trailer fields."""
+        if self._in_head:
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expects_continue = True
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """End the head, and start the request."""
+        if self.ends_head():
+            self.call_application()
+
+    def on_body(self, body: bytes) -> None:
+        """Handle a piece of a body."""
+        self._body_within = True
+        if not (self._asks_upgrade or self.transport.is_closing()):
+            self.cycle.add_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request, unless it asks for an upgrade: then it has not started."""
+        self._ends_within = True
+        if not (self._asks_upgrade or self.transport.is_closing()):
+            self.cycle.end_body()
+
+    def ends_head(self) -> bool:
+        """End the head. Return False if its request must not start; an exception stops the parser."""
+        if self.transport.is_closing():
+            # The client could not receive the answer and would send the request again.
+            return False
+        # It is measured only if its pieces are large enough. Each field ends with ": " and a line break.
+        if self._most_head_bytes + self._piece_bytes > self.max_header_bytes:
+            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+            if size > self.max_header_bytes:
+                self._refuse(REFUSALS[431])
+                return False
+        self._in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        status = refused_head(self.parser.get_http_version(), self.headers)
+        if status is not None:
+            self._refuse(REFUSALS[status])
+            raise ValueError(status)
+        self._asks_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        return not self._asks_upgrade
+
+    # Requests
+
+    def call_application(self) -> None:
+        """Start the request whose head is complete, or let it wait until those before it are answered.
+
+        Raises:
+            httptools.HttpParserInvalidURLError, UnicodeDecodeError: its target is no URL.
+        """
+        scope = self._scope()
+        application = _service_unavailable if self.server.is_full() else self.server.application
+        claim: Any = self.reader.claim
+        if self.turns.is_active:
+            application = timed = TimedRequest(self.reader, application)
+            claim = timed.claim
+        verified = {"mark": self.verified, "claim": claim, "watch_body": self.reader.watch_body}
+        scope["extensions"] = {VERIFIED: verified}
+        cycle = RequestCycle(
+            scope,
+            self.transport,
+            self.flow,
+            start_of=self.start_of,
+            answered=self._answered,
+            keep_alive=scope["http_version"] != "1.0" and self.parser.should_keep_alive(),
+            expects_continue=self.expects_continue,
+        )
+        if self.is_answering():
+            self.flow.pause_reading()
+            self.waiting.appendleft((cycle, application))
+        else:
+            self._run(cycle, application)
+        self.cycle = cycle
+
+    def _scope(self) -> Scope:
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self.parser.get_http_version(),
+            "server": _address(self.transport.get_extra_info("sockname")),
+            "client": self.client,
+            "scheme": "https" if self.transport.get_extra_info("sslcontext") else "http",
+            "root_path": self.server.root_path,
+            "state": self.server.app_state.copy(),
+            "method": self.parser.get_method().decode("ascii"),
+            "path": self.server.root_path + (unquote(path) if "%" in path else path),
+            "raw_path": self.server.root_path.encode("ascii") + url.path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+        }
+
+    def _run(self, cycle: RequestCycle, application: Any) -> None:  # noqa: ANN401 - an ASGI application
+        self._running = cycle
+        tasks = self.server.shared.tasks
+        task = self.loop.create_task(cycle.run(application))
+        task.add_done_callback(tasks.discard)
+        tasks.add(task)
+
+    def _answered(self) -> None:
+        self._running = None
+        self.server.shared.total_requests += 1
+        self.begin_next()
+
+    def begin_next(self) -> None:
+        """Start the request that waits behind an answer."""
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.waiting:
+            self._run(*self.waiting.pop())
+        else:
+            self.become_idle()
+
+    def start_of(self, status: int) -> bytes:
+        """Return the first bytes of an answer."""
+        return self.answer_starts.of(status, self.server.shared.default_headers)
+
+    def is_answering(self) -> bool:
+        """Return True if an answer is pending. A client would take bytes written before it for the answer."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def is_between_requests(self) -> bool:
+        """Return True if no request is being received or answered."""
+        return not (self._in_head and self._most_head_bytes) and not self.is_answering()
+
+    # Bounds
+
+    def verified(self) -> None:
+        """Keep this connection: it has shown valid credentials."""
+        self.unverified.pop(self, None)
+
+    def _evict(self) -> None:
+        """Close the oldest of the other connections without credentials: an idle one, else one that sends a body."""
+        others = [each for each in islice(self.unverified, _MOST_LOOKED_AT) if each is not self]
+        idle = (each for each in others if not each.is_answering())
+        evicted = next(idle, None) or next(
+            (each for each in others if each.cycle is not None and each.cycle.more_body), None
+        )
+        if evicted is not None:
+            evicted.verified()
+            evicted.transport.abort()
+
+    def become_idle(self) -> None:
+        """Note an answer, behind which no request waits."""
+        self._answered_at = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.server.keep_alive_seconds, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        self._idle_timer = None
+        if self.transport.is_closing() or self._in_head or self.flow.is_held or self.is_answering():
+            # A request is in progress and has its own bounds. Its answer sets the timer again.
+            return
+        rest = self._answered_at + self.server.keep_alive_seconds - self.loop.time()
+        if rest > 0.0:
+            self._idle_timer = self.loop.call_later(rest, self._close_if_idle)
+        else:
+            self.transport.close()
+
+    def stop_timers(self) -> None:
+        """Stop the timers of a head and of an idle connection, and keep the time that is left to them."""
+        now = self.loop.time()
+        head = None if self._head_timer is None else max(0.0, self._head_timer.when() - now)
+        idle = None if self._idle_timer is None else self._answered_at + self.server.keep_alive_seconds - now
+        self._seconds_left = head, idle
+        self._stop_timers()
+
+    def restart_timers(self) -> None:
+        """Continue these timers."""
+        head, idle = self._seconds_left
+        if head is not None:
+            self._head_timer = self.loop.call_later(head, self._too_slow)
+        if idle is not None and self._idle_timer is None:
+            self._answered_at = self.loop.time() + idle - self.server.keep_alive_seconds
+            self._idle_timer = self.loop.call_later(max(0.0, idle), self._close_if_idle)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._head_timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._idle_timer = None
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self._in_head or self.transport.is_closing():
+            return
+        if self.is_answering():
+            self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+        else:
+            self._refuse(REFUSALS[408])
+
+    def refuse_busy(self) -> None:
+        """Answer 503 and close the connection."""
+        self._refuse(REFUSALS[503])
+
+    def _refuse(self, answer: bytes) -> None:
+        """Send this, unless an answer is pending, and close the connection."""
+        self._stop_timers()
+        if self.transport.is_closing():
+            return
+        if not self.is_answering():
+            self.transport.write(answer)
+        self.transport.close()
+
+
+async def _service_unavailable(_scope: Scope, _receive: Receive, send: Send) -> None:
+    """Answer 503: there are as many connections or requests as there may be."""
+    body = b"Service Unavailable"
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 503, "headers": [*headers, (b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _address(found: Any) -> tuple[str, int] | None:  # noqa: ANN401 - what a transport knows
+    """Return host and port of a socket's name; None for one that has none."""
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple | list) else None

@@ -1,0 +1,71 @@
+"""Answers as bytes: the starts of all of them, and those that no application makes."""
+
+from http import HTTPStatus
+from typing import Final
+
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+
+
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode()
+
+
+class AnswerStarts:
+    """The status line and the server's own header fields of answers. The server replaces the fields once a second."""
+
+    __slots__ = ("_by_status", "_fields")
+
+    def __init__(self) -> None:
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._by_status: dict[int, bytes] = {}
+
+    def of(self, status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
+        """Return the start of an answer."""
+        if fields is not self._fields:
+            self._fields = fields
+            self._by_status = {}
+        start = self._by_status.get(status)
+        if start is None:
+            lines = [b"%b: %b\r\n" % field for field in fields]
+            start = self._by_status[status] = b"".join((_status_line(status), *lines))
+        return start
+
+
+def _refusal(status: int, reason: str) -> bytes:
+    fields = f"content-type: text/plain\r\ncontent-length: {len(reason)}\r\nconnection: close"
+    return _status_line(status) + f"{fields}\r\n\r\n{reason}".encode()
+
+
+# By status: what a connection is told before it is closed.
+REFUSALS: Final = {
+    status: _refusal(status, reason)
+    for status, reason in {
+        400: "this is not a valid HTTP request",
+        408: "the header fields did not arrive in time",
+        431: "the header fields are too large",
+        501: "the only transfer coding here is chunked",
+        503: "the gateway has too many requests; send this one again later",
+        505: "this server speaks HTTP 1.1 and 1.0",
+    }.items()
+}
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# What follows the start of an answer whose application failed.
+FAILED_CONTENT: Final = (
+    b"content-type: text/plain; charset=utf-8\r\ncontent-length: 21\r\nconnection: close\r\n\r\nInternal Server Error"
+)
+
+# The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, section 3.4). It understands only frames:
+# empty SETTINGS, then GOAWAY (section 6.8) with HTTP_1_1_REQUIRED and a text for its log.
+HTTP_2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"
+_HTTP_1_1_REQUIRED: Final = 0xD
+_USE_HTTP_1: Final = (
+    b"this gateway speaks HTTP/1.1; configure the client for it (AWS SDK for JavaScript: NodeHttpHandler)"
+)
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
+
+
+NO_HTTP_2: Final = _frame(4, b"") + _frame(7, bytes(4) + _HTTP_1_1_REQUIRED.to_bytes(4, "big") + _USE_HTTP_1)

@@ -1,0 +1,233 @@
+"""One connection with small applications, in virtual time and without a socket: answers, failures, order, idleness."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from kpl_integrations.ingest.http.connection import HttpConnection
+from tests.support.virtual_time import Backend, virtual_time_backend
+
+pytestmark = pytest.mark.anyio
+GET = b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    """Connections are asyncio's."""
+    return virtual_time_backend("asyncio")
+
+
+class Wire(asyncio.Transport):
+    """Notes each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+
+def connect(application: Application, **options: Any) -> tuple[Any, Wire]:
+    config = uvicorn.Config(application, http=HttpConnection, lifespan="off", ws="none", log_config=None, **options)
+    connection: Any = HttpConnection(config=config, server_state=ServerState(), app_state={})
+    connection.connection_made(wire := Wire())
+    return connection, wire
+
+
+async def asked(application: Application, *requests: bytes) -> Wire:
+    connection, wire = connect(application)
+    for request in requests:
+        connection.data_received(request)
+        await asyncio.sleep(1)
+    connection.connection_lost(None)
+    return wire
+
+
+def answer(*bodies: bytes, status: int = 200, headers: Any = ()) -> Application:
+    async def application(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for number, body in enumerate(bodies, 1):
+            await send({"type": "http.response.body", "body": body, "more_body": number < len(bodies)})
+
+    return application
+
+
+LENGTH_2 = [(b"Content-Length", b"2")]
+ANSWERS = [
+    (answer(b"ab", headers=LENGTH_2), GET, [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nab"]),
+    (answer(b"a", b"b", headers=LENGTH_2), GET, [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na", b"b"]),
+    (answer(b"ab"), GET, [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"]),
+    (answer(b"a", b""), GET, [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n", b"0\r\n\r\n"]),
+    (answer(b"", status=204), GET, [b"HTTP/1.1 204 No Content\r\n\r\n"]),
+    (
+        answer(b"ab", headers=LENGTH_2),
+        GET.replace(b"GET", b"HEAD"),
+        [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"],
+    ),
+    (
+        answer(b"", status=204),
+        GET.replace(b"/1.1", b"/1.0"),
+        [b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("application", "request_", "writes"), ANSWERS)
+async def test_an_answer_is_written_as_the_application_sends_it(application, request_, writes):
+    wire = await asked(application, request_)
+    assert wire.writes == writes
+    assert wire.closed is (b"connection: close" in writes[0])
+
+
+async def fails(_scope: object, _receive: object, _send: object) -> None:
+    raise LookupError
+
+
+async def says_nothing(_scope: object, _receive: object, _send: object) -> None:
+    """Return without an answer."""
+
+
+FAILURES = {
+    "raises": fails,
+    "says nothing": says_nothing,
+    "only a head": answer(),
+    "too long": answer(b"abc", headers=LENGTH_2),
+    "too short": answer(b"a", headers=LENGTH_2),
+    "a line break in a field": answer(b"", headers=[(b"a", b"b\r\nset-cookie: c")]),
+    "twice": answer(b"ab", b"ab", headers=LENGTH_2),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_failed_application_is_answered_500_and_logged(name, caplog):
+    wire = await asked(FAILURES[name], GET)
+    said = b"".join(wire.writes)
+    assert wire.closed
+    if name == "twice":
+        # Its answer had begun, so that the client sees it end too early.
+        assert said == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nab"
+    else:
+        assert said.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+        assert said.count(b"HTTP/1.1") == 1
+    assert [each.levelno for each in caplog.records] == [logging.ERROR]
+
+
+async def test_each_request_learns_that_its_client_is_gone():
+    """Of an event stream with a request behind it, only that request was told."""
+    heard: list[str] = []
+
+    async def application(scope: Any, receive: Any, _send: Any) -> None:
+        await receive()
+        heard.append(scope["path"])
+        heard.append((await receive())["type"])
+
+    connection, _ = connect(application)
+    connection.data_received(GET + GET.replace(b"/a", b"/b"))
+    await asyncio.sleep(1)
+    assert heard == ["/a"]
+    connection.connection_lost(None)
+    await asyncio.sleep(1)
+    assert heard == ["/a", "http.disconnect"]
+
+
+async def test_requests_in_one_piece_are_answered_in_order():
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep({"/a": 3, "/b": 0, "/c": 1}[scope["path"]])
+        body = scope["path"].encode()
+        assert (await receive())["body"] == b"xy"
+        await answer(body, headers=[(b"content-length", b"2")])(scope, receive, send)
+
+    connection, wire = connect(application)
+    pieces = [b"POST /%b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nxy" % path for path in (b"a", b"b", b"c")]
+    connection.data_received(b"".join(pieces))
+    await asyncio.sleep(2)
+    assert wire.writes == []
+    await asyncio.sleep(5)
+    assert [each[-2:] for each in wire.writes] == [b"/a", b"/b", b"/c"]
+    connection.connection_lost(None)
+
+
+async def test_an_idle_connection_is_closed_and_bytes_of_no_request_do_not_keep_it():
+    connection, wire = connect(answer(b"", status=204), timeout_keep_alive=10)
+    connection.data_received(GET)
+    await asyncio.sleep(6)
+    connection.data_received(GET)
+    await asyncio.sleep(9)
+    connection.data_received(b"\r\n")
+    assert not wire.closed
+    await asyncio.sleep(2)
+    assert (wire.closed, len(wire.writes)) == (True, 2)
+    connection.connection_lost(None)
+
+
+async def test_the_time_of_a_pause_does_not_count_for_an_idle_connection():
+    connection, wire = connect(answer(b"", status=204), timeout_keep_alive=10)
+    connection.data_received(GET)
+    await asyncio.sleep(8)
+    connection.stop_timers()
+    await asyncio.sleep(30)
+    connection.restart_timers()
+    await asyncio.sleep(1)
+    assert not wire.closed
+    await asyncio.sleep(2)
+    assert wire.closed
+    connection.connection_lost(None)
+
+
+async def test_a_slow_request_is_not_idle():
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(30)
+        await answer(b"", status=204)(scope, receive, send)
+
+    connection, wire = connect(application, timeout_keep_alive=10)
+    for number in (1, 2):
+        connection.data_received(GET)
+        await asyncio.sleep(31)
+        assert (wire.closed, len(wire.writes)) == (False, number)
+    await asyncio.sleep(10)
+    assert wire.closed
+    connection.connection_lost(None)
+
+
+async def test_a_client_that_does_not_read_stops_the_application():
+    sent: list[int] = []
+
+    async def application(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(3):
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+            sent.append(number)
+            connection.pause_writing()
+
+    connection, _ = connect(application)
+    connection.data_received(GET)
+    await asyncio.sleep(1)
+    assert sent == [0]
+    connection.resume_writing()
+    await asyncio.sleep(1)
+    assert sent == [0, 1]
+    connection.connection_lost(None)
+    await asyncio.sleep(1)
+    # What it sends now goes nowhere.
+    assert sent == [0, 1, 2]
