@@ -5,7 +5,7 @@
 
 * intake: records go straight to the aggregator, or through a `WriteAhead`, a `FairQueueing`, or both in this order;
 * gate: every admitted record passes, or a `Gate` (circuit breakers) decides;
-* fate: the `Ledger` makes failed records final, or offers them to a durable store first (`DurableLedger`).
+* ledger: the `Ledger` makes failed records final, or offers them to a durable store first (`DurableLedger`).
 
 An empty place is None, and the hot path does not look at it. The protocols below are all that the pipeline knows of
 the fair queue and the gate.

@@ -1,10 +1,10 @@
-"""Builds the pipeline of a stream: which intake, gate and fate a configuration asks for.
+"""Builds the pipeline of a stream: which intake, gate and ledger a configuration asks for.
 
 | place | plain | with |
 | --- | --- | --- |
 | intake | straight to the aggregator | `Config.spool` in write-ahead mode; `Config.fairness`; both |
 | gate | every admitted record passes | `Config.breaker` |
-| fate | failed records are final | `Config.spool`, `Config.dead_letters` |
+| ledger | failed records are final | `Config.spool`, `Config.dead_letters` |
 """
 
 from collections.abc import Callable

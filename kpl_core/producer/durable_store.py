@@ -224,7 +224,9 @@ class DurableStore:
 
     def _store(self, pipeline: StreamPipeline, group: list[PendingFallback], choice: int, place: Place) -> None:
         try:
-            stored = self._spool_nowait(pipeline, group) if place == "spooled" else self._bury_nowait(pipeline, group)
+            stored = (
+                self._spool_nowait(pipeline, group) if place == "spooled" else self._add_letters_nowait(pipeline, group)
+            )
         except SpoolError as error:
             _log.warning("%d user records could not be %s: %s", len(group), place.replace("_", "-"), error)
             if place == "spooled":
@@ -251,12 +253,12 @@ class DurableStore:
         records = [as_spooled(pipeline.stream, each.detached, wall_offset=wall_offset) for each in group]
         return self.spool.spool.append_nowait(records, claim=False)
 
-    def _bury_nowait(self, pipeline: StreamPipeline, group: list[PendingFallback]) -> "Future[Any]":
+    def _add_letters_nowait(self, pipeline: StreamPipeline, group: list[PendingFallback]) -> "Future[Any]":
         letters = [self._letter(pipeline.stream, each) for each in group]
         if self._sender is not None:
             return self._sender.send_nowait(letters)
         assert self.queue is not None  # noqa: S101 - as above
-        return self.queue.bury_nowait(letters)
+        return self.queue.add_nowait(letters)
 
     def _letter(self, stream: str, fallback: PendingFallback) -> DeadLetter:
         wall_offset = self._wall_offset()
@@ -289,10 +291,12 @@ class DurableStore:
 
     async def _replay(self, spool: AsyncSpool, queue: DeadLetterQueue, options: SpoolOptions) -> None:
         put = ReplayPut("replay", self._streams, self._pipeline)
-        replayer = Replayer(spool, put, options, dead_letters=queue, on_burial=self._count_burial, chance=self._chance)
+        replayer = Replayer(
+            spool, put, options, dead_letters=queue, on_dead_letter=self._count_dead_letter, chance=self._chance
+        )
         await self._until_closing("replay", replayer.run)
 
-    def _count_burial(self, letter: DeadLetter, committed: "Future[None]") -> None:
+    def _count_dead_letter(self, letter: DeadLetter, committed: "Future[None]") -> None:
         """Count a record of the spool as a dead letter once its letter is committed, also if the replay ends before."""
 
         def answered() -> None:

@@ -36,7 +36,7 @@ class ReplayPut:
         arrived_at = pipeline.reaggregator.arrival_with(_user_record_of(record), ticket)
         return self._put(pipeline, record, finished, self._streams.clock() if arrived_at is None else arrived_at)
 
-    def hurry(self) -> None:
+    def send_now(self) -> None:
         """Let the records that were put wait for no further records."""
         streams, self._put_to = self._put_to, set()
         for stream in streams:

@@ -93,7 +93,7 @@ class GatewayServer:
         self.url = url_of(listening, is_tls=settings.tls_certificate is not None)
         self._signals = 0
         self._signalled = anyio.Event()
-        self._hurry = anyio.Event()
+        self._no_delay = anyio.Event()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Shut down; see the module. SIGINT comes from a person at a terminal, so it has no delay."""
@@ -102,7 +102,7 @@ class GatewayServer:
         if self._spares is not None:
             self._spares.close()
         if self._signals > 1 or number is signal.SIGINT:
-            self._hurry.set()
+            self._no_delay.set()
         if self._signals > (2 if number is signal.SIGINT else 1):
             self._gateway.give_up()
 
@@ -119,9 +119,9 @@ class GatewayServer:
             await self._signalled.wait()
             gateway.drain()
             delay = gateway.settings.drain_delay_seconds
-            _log.info("stopping: not ready, closing in %g s", 0.0 if self._hurry.is_set() else delay)
+            _log.info("stopping: not ready, closing in %g s", 0.0 if self._no_delay.is_set() else delay)
             with anyio.move_on_after(delay):
-                await self._hurry.wait()
+                await self._no_delay.wait()
             return await gateway.close()
 
     @contextlib.asynccontextmanager

@@ -351,7 +351,7 @@ class LogSender:
         elif isinstance(data, LetterAndStub):
             # The letter stands for the log record; what happens to the stub counts for nothing.
             self._pieces.append(LogPiece(key, data.stub, tier, _ignore, _ignore))
-            self._bury(producer, key, data, tier)
+            self._add_letter(producer, key, data, tier)
         else:
             split = SplitRecord(self.count, len(data))
             self._pieces.extend(LogPiece(key, piece, tier, split.finished, split.failed) for piece in data)
@@ -397,22 +397,22 @@ class LogSender:
             return None
         return tier if self._without_room == "spool" else "bulk"
 
-    def _bury(self, producer: Producer, key: str, record: LetterAndStub, tier: Tier) -> None:
+    def _add_letter(self, producer: Producer, key: str, record: LetterAndStub, tier: Tier) -> None:
         from kpl_core.durability.spool import SpooledRecord, SpoolError  # noqa: PLC0415 - SQLite, imported by now
 
         letters = producer.dead_letters
         metadata = {"dead_letter": record.mark}
         spooled = SpooledRecord(self._stream, key, record.whole, time.time(), tier=tier, metadata=metadata)
         try:
-            buried = None if letters is None else letters.bury_nowait([letters.letter(spooled, "oversize")])
+            added = None if letters is None else letters.add_nowait([letters.letter(spooled, "oversize")])
         except SpoolError:
-            buried = None
-        if buried is None:
+            added = None
+        if added is None:
             self.count(NOT_KEPT)
             return
         with self._room:
             self._pending_letters += 1
-        buried.add_done_callback(self._letter_finished)
+        added.add_done_callback(self._letter_finished)
 
     # Results
 
@@ -436,8 +436,8 @@ class LogSender:
         is_kept = result.kept is not None
         self.count(None if result.successful or is_kept else result.error_code or "", is_kept=is_kept)
 
-    def _letter_finished(self, buried: "Future[None]") -> None:
-        has_failed = buried.cancelled() or buried.exception() is not None
+    def _letter_finished(self, added: "Future[None]") -> None:
+        has_failed = added.cancelled() or added.exception() is not None
         with self._room:
             self._pending_letters -= 1
             if not has_failed:

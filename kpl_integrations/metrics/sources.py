@@ -68,7 +68,7 @@ def dead_letter_source(queue: DeadLetterQueue) -> Source:
     def read() -> Iterator[Sample]:
         yield Sample("kinesis_producer_dlq_depth", (), queue.depth)
         # Every reason from the start: Prometheus sees no increase where a series begins with its first loss.
-        for reason, count in {**dict.fromkeys(REASONS, 0), **queue.buried}.items():
+        for reason, count in {**dict.fromkeys(REASONS, 0), **queue.added}.items():
             yield Sample("kinesis_producer_dlq_records_total", (reason,), count)
 
     return read

@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> Path:
             record = SpooledRecord(
                 STREAM, f"key-{number}", b"%d" % number, 1_700_000_000.0, tier=tier, metadata={"severity": "major"}
             )
-            queue.bury_nowait([queue.letter(record, "rate_limited" if number < 20 else "ttl")]).result()
+            queue.add_nowait([queue.letter(record, "rate_limited" if number < 20 else "ttl")]).result()
     return path
 
 
@@ -49,7 +49,7 @@ def large_file(tmp_path: Path) -> Path:
     with Spool(SpoolOptions(path=path)) as spool:
         queue = DeadLetterQueue(spool)
         record = SpooledRecord(STREAM, "key", b"data", 1_700_000_000.0)
-        queue.bury_nowait([queue.letter(record, "ttl") for _ in range(1_100)]).result()
+        queue.add_nowait([queue.letter(record, "ttl") for _ in range(1_100)]).result()
     return path
 
 
@@ -206,7 +206,7 @@ def test_a_letter_is_one_line_without_control_characters(kpl: Callable[..., Outc
         queue = DeadLetterQueue(spool)
         record = SpooledRecord(STREAM, "two\nlines \x1b[2J", b"", 1_700_000_000.0, flow="odd")
         letter = queue.letter(record, "throttled")
-        queue.bury_nowait([msgspec.structs.replace(letter, error_code="Slow", error_message="\x1b]0;\r\n")]).result()
+        queue.add_nowait([msgspec.structs.replace(letter, error_code="Slow", error_message="\x1b]0;\r\n")]).result()
     (line,) = kpl("dlq", "list", file, "--letters", "--tenant", "odd").out.splitlines()
     assert line.endswith("two\\nlines \\x1b[2J  Slow: \\x1b]0;\\r\\n")
 

@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
         queue = DeadLetterQueue(spool)
         record = SpooledRecord("orders", "ada", b"...", 1_700_000_000.0)
         for reason in ("invalid", "ttl"):
-            queue.bury_nowait([queue.letter(record, reason)]).result()
+            queue.add_nowait([queue.letter(record, reason)]).result()
         spool.append_nowait([record], claim=True).result()
     return tmp_path
 

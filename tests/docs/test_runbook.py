@@ -41,7 +41,7 @@ def damaged(tmp_path: Path) -> Path:
         queue = DeadLetterQueue(spool)
         record = SpooledRecord("orders", "key", bytes(200), 1_700_000_000.0)
         spool.append_nowait([record] * RECORDS, claim=False).result()
-        queue.bury_nowait([queue.letter(record, "ttl")] * 10).result()
+        queue.add_nowait([queue.letter(record, "ttl")] * 10).result()
     with moved.open("r+b") as file:
         file.seek(PAGE_BYTES * 20)
         file.write(b"\xa5" * PAGE_BYTES)

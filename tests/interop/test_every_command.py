@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with Spool(SpoolOptions(path=spool)) as opened:
         queue = DeadLetterQueue(opened)
         letter = queue.letter(SpooledRecord("orders", "key", b"data", 1_700_000_000.0), "ttl")
-        queue.bury_nowait([letter]).result()
+        queue.add_nowait([letter]).result()
     with (
         ThreadedLocalKinesis(LocalKinesis({"orders": 4}, enforce_limits=False)) as kinesis,
         running_gateway(OpenTenants(Tenant(id="local")), {"orders": 1}) as gateway,

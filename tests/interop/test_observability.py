@@ -94,8 +94,8 @@ async def used(metrics: PrometheusMetrics, place: Path) -> None:
             _ = await producer.put("orders", partition_key=str(number), data=b"data")
         _ = await producer.put("missing", partition_key="k", data=b"nobody has this stream")
         await producer.flush(10)
-    burying = Config(dead_letters=DeadLetterOptions(path=place / "letters.db"))
-    async with Producer(burying, transport=FakeTransport(kinesis), hooks=[metrics]) as producer:
+    with_letters = Config(dead_letters=DeadLetterOptions(path=place / "letters.db"))
+    async with Producer(with_letters, transport=FakeTransport(kinesis), hooks=[metrics]) as producer:
         assert producer.dead_letters is not None
         metrics.watch(dead_letter_source(producer.dead_letters))
         _ = await producer.put("missing", partition_key="k", data=b"nobody has this stream")

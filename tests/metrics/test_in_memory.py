@@ -179,7 +179,7 @@ def test_sources_are_read_on_demand(tmp_path: Path) -> None:
         metrics.watch(dead_letter_source(queue))
         metrics.watch(breaker_source(lambda: {("orders", "shardId-000000000000"): breaker}))
         spool.append_nowait([spooled(1), spooled(2)], claim=True).result(20.0)
-        queue.bury_nowait([queue.letter(spooled(3), "ttl")]).result(20.0)
+        queue.add_nowait([queue.letter(spooled(3), "ttl")]).result(20.0)
         breaker.record_outcomes(succeeded=0, failed=100, now=1.0)
         assert metrics.value("kinesis_producer_spool_records") == 2
         assert metrics.value("kinesis_producer_spool_bytes") == spool.statistics().record_bytes > 64

@@ -114,7 +114,7 @@ def test_the_callers_registry_is_used() -> None:
 def test_every_loss_is_zero_before_the_first_one() -> None:
     """`increase()` sees nothing where a series begins with its first value."""
     metrics = PrometheusMetrics()
-    metrics.watch(dead_letter_source(cast("DeadLetterQueue", SimpleNamespace(depth=0, buried=Counter()))))
+    metrics.watch(dead_letter_source(cast("DeadLetterQueue", SimpleNamespace(depth=0, added=Counter()))))
     metrics.watch(telemetry_source(lambda: {"traces": SimpleNamespace(exported=0, lost_total=0)}))
     handler = KinesisHandler("logs", config=Config(region="us-east-1"))
     metrics.watch(log_handler_source(handler.counts))

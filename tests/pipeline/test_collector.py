@@ -11,7 +11,7 @@ from tests.support.material import kinesis_record, shard_id, sized_record
 
 KIB = 1024
 MIB = 1024 * KIB
-# How long what was admitted waits for company past its deadline: 20 % of 100 ms.
+# How long what was admitted waits for more records past its deadline: 20 % of 100 ms.
 EXTENSION = 0.1 * 0.1
 
 

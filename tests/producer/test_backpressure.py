@@ -131,13 +131,13 @@ async def test_a_put_cancelled_at_any_moment_is_either_in_or_not():
     async with producer(transport, max_outstanding_records=5, record_max_buffered_time_ms=10) as orders:
         got: list[Delivery] = []
 
-        async def hurry(number: int) -> None:
+        async def put_impatiently(number: int) -> None:
             with anyio.move_on_after(0.001 * number):
                 got.append(await orders.put(STREAM, partition_key=str(number), data=b"x"))
 
         async with anyio.create_task_group() as tasks:
             for number in range(200):
-                tasks.start_soon(hurry, number)
+                tasks.start_soon(put_impatiently, number)
         report = await orders.flush()
     assert report.accepted == len(got) > 5
     assert_books_close(report, got)

@@ -131,7 +131,7 @@ class DeadLetterQueue:
         self._chance = chance
         self._listeners: list[Callable[[], None]] = []
         # Letters stored since this object was created, by reason; changed only on the spool's thread.
-        self.buried: Counter[Reason] = Counter()
+        self.added: Counter[Reason] = Counter()
         # The last letters could not be stored: the disk failed, or there was no room.
         self.failing = False
         self._is_full = False
@@ -152,7 +152,7 @@ class DeadLetterQueue:
         """Return the dead letter of `record`; see `new_letter`."""
         return new_letter(record, reason, self._wall_clock(), result=result, wall_offset=wall_offset)
 
-    def bury_nowait(self, letters: Sequence[DeadLetter], *, spooled_ids: Iterable[int] = ()) -> "Future[None]":
+    def add_nowait(self, letters: Sequence[DeadLetter], *, spooled_ids: Iterable[int] = ()) -> "Future[None]":
         """Store letters and delete the spooled records they come from, in one transaction.
 
         Raises:
@@ -170,11 +170,11 @@ class DeadLetterQueue:
         def settled(stored: bool) -> None:  # noqa: FBT001 - the signature of `settled`
             self.failing, self._is_full = not stored, False
             if stored:
-                self.buried.update(letter.reason for letter in letters)
+                self.added.update(letter.reason for letter in letters)
             self._changed(stored)
 
         try:
-            return self.spool.bury_nowait(rows, spooled_ids=spooled_ids, settled=settled)
+            return self.spool.add_letters_nowait(rows, spooled_ids=spooled_ids, settled=settled)
         except SpoolError as error:
             self.failing, self._is_full = True, isinstance(error, SpoolFull)
             raise

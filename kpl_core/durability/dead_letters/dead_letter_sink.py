@@ -87,7 +87,7 @@ class QueueSink:
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
         """Store the letters; all are refused if the queue is full or the disk fails."""
         try:
-            await self._mailbox.wait_for(self._queue.bury_nowait(letters))
+            await self._mailbox.wait_for(self._queue.add_nowait(letters))
         except SpoolError as error:
             return SinkReport.of_all(letters, str(error))
         return SinkReport.of_all(letters, None)

@@ -1,7 +1,7 @@
 """Which spooled record may be replayed next; pure.
 
 Records of one partition key leave in the order in which they were accepted. With one record in flight per key this
-always holds. More may be in flight if they share one fate: either all of them are delivered or none.
+always holds. More may be in flight if they share one result: either all of them are delivered or none.
 Otherwise records are only handed over in order, and the producer keeps it. If a record of a key fails, the key waits
 until all its records in flight have a result, then starts again from the oldest that failed.
 """
@@ -23,7 +23,7 @@ class _KeyState:
         self.in_flight = 0
         self.failed = False
         self.last: int | None = None
-        # The next record would not share the fate of the last one.
+        # The next record would not share the result of the last one.
         self.is_apart = True
 
 
@@ -32,7 +32,7 @@ class ReplayOrder:
 
     def __init__(self, *, in_flight_per_key: int, may_share: bool = False) -> None:
         self._in_flight_per_key = in_flight_per_key
-        # With True the caller says whether the next record of the key shares the fate of the last (`travels_apart`).
+        # With True the caller says whether the next record of the key shares the result of the last (`cannot_join`).
         self._may_share = may_share
         self._keys: dict[_Key, _KeyState] = {}
         # (id of the oldest waiting record, key); outdated entries are skipped.
@@ -52,7 +52,7 @@ class ReplayOrder:
             self._make_ready(key, state)
 
     def peek(self) -> Claimed | None:
-        """Return the oldest record that may be sent now, None if there is none; see `companion_of`."""
+        """Return the oldest record that may be sent now, None if there is none; see `must_join`."""
         while self._ready:
             record_id, key = self._ready[0]
             state = self._keys.get(key)
@@ -61,15 +61,15 @@ class ReplayOrder:
             heappop(self._ready)
         return None
 
-    def companion_of(self, claimed: Claimed) -> int | None:
+    def must_join(self, claimed: Claimed) -> int | None:
         """Return the id of the record in flight that the one from `peek` must travel with, None if it may travel alone.
 
-        If it cannot travel with that record, call `travels_apart`.
+        If it cannot travel with that record, call `cannot_join`.
         """
         state = self._keys[_key(claimed)]
         return state.last if state.in_flight >= self._in_flight_per_key else None
 
-    def travels_apart(self) -> None:
+    def cannot_join(self) -> None:
         """Make the record from `peek` wait until enough records of its key have a result."""
         _, key = heappop(self._ready)
         self._keys[key].is_apart = True

@@ -43,8 +43,8 @@ _log: Final = logging.getLogger(__name__)
 class Replayer:
     """Runs from `run()` until it is cancelled.
 
-    A `put` that is a `SharedPut` says which records share a fate. With any other `put`, no two records do. `on_burial`
-    gets each letter that replaces a record, and the future of its commit.
+    A `put` that is a `SharedPut` says which records share a result. With any other `put`, no two records do.
+    `on_dead_letter` gets each letter that replaces a record, and the future of its commit.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Replayer:
         options: SpoolOptions,
         *,
         dead_letters: DeadLetterQueue,
-        on_burial: Callable[[DeadLetter, "Future[None]"], object] = lambda _letter, _committed: None,
+        on_dead_letter: Callable[[DeadLetter, "Future[None]"], object] = lambda _letter, _committed: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._spool = spool
         self._put = put
         self._dead_letters = dead_letters
-        self._on_burial = on_burial
+        self._on_dead_letter = on_dead_letter
         self._shared = put if isinstance(put, SharedPut) else None
         # The ticket that `SharedPut` returned for each record in flight.
         self._tickets: dict[int, Any] = {}
@@ -101,7 +101,7 @@ class Replayer:
         try:
             while True:
                 self._wakeup = anyio.Event()
-                await self._bury()
+                await self._add_letters()
                 await self._fill()
                 self._release_without_place(anyio.current_time())
                 wait = min(self._send(), self._try_at) - anyio.current_time()
@@ -148,9 +148,9 @@ class Replayer:
         now = anyio.current_time()
         ready_at = math.inf
         while (claimed := self._order.peek()) is not None:
-            companion = self._order.companion_of(claimed)
-            if companion is not None and not self._joins(claimed, companion):
-                self._order.travels_apart()
+            joined = self._order.must_join(claimed)
+            if joined is not None and not self._joins(claimed, joined):
+                self._order.cannot_join()
                 continue
             size = claimed.record.size_bytes
             if not self._pace.try_send(size, now):
@@ -158,7 +158,7 @@ class Replayer:
                 break
             self._order.take()
             try:
-                self._put_one(claimed, companion)
+                self._put_one(claimed, joined)
             except InvalidUserRecord:
                 self._pace.succeeded(size)
                 self._undeliverable.append((claimed, None))
@@ -169,25 +169,25 @@ class Replayer:
                 self._order.failed(claimed.id)
                 raise
         if self._shared is not None and ready_at == math.inf:
-            self._shared.hurry()
+            self._shared.send_now()
         return ready_at
 
-    def _joins(self, claimed: Claimed, companion: int) -> bool:
+    def _joins(self, claimed: Claimed, joined: int) -> bool:
         return (
             self._shared is not None
-            and companion in self._tickets
-            and self._shared.joins(claimed.record, self._tickets[companion])
+            and joined in self._tickets
+            and self._shared.joins(claimed.record, self._tickets[joined])
         )
 
-    def _put_one(self, claimed: Claimed, companion: int | None) -> None:
+    def _put_one(self, claimed: Claimed, joined: int | None) -> None:
         finished = partial(self._finished, claimed)
         if self._shared is None:
             self._put(claimed.record, finished)
             return
-        if companion is None:
+        if joined is None:
             ticket = self._shared(claimed.record, finished)
         else:
-            ticket = self._shared.beside(claimed.record, self._tickets[companion], finished)
+            ticket = self._shared.beside(claimed.record, self._tickets[joined], finished)
         # Its result may have arrived during the call.
         if self._order.is_in_flight(claimed.id):
             self._tickets[claimed.id] = ticket
@@ -214,14 +214,14 @@ class Replayer:
             self._pace.failed(size, self._spool.mailbox.clock())
         self._wakeup.set()
 
-    async def _bury(self) -> None:
+    async def _add_letters(self) -> None:
         """Move records that can never be delivered to the dead letters; those without a place stay in the spool."""
         while self._undeliverable:
             # It stays there until it has its place, so that `run` releases it if this is cancelled or fails.
             claimed, result = self._undeliverable[0]
             now = anyio.current_time()
             try:
-                await self._bury_one(claimed, result, time.time() - now)
+                await self._add_letter(claimed, result, time.time() - now)
             except (SpoolFull, SpoolUnavailable) as error:
                 self._no_place(claimed, error, now)
             self._order.succeeded(claimed.id)
@@ -246,10 +246,10 @@ class Replayer:
             self._without_place, self._try_at = [], math.inf
             self._backlog_may_have_more = True
 
-    async def _bury_one(self, claimed: Claimed, result: RecordResult | None, wall_offset: float) -> None:
+    async def _add_letter(self, claimed: Claimed, result: RecordResult | None, wall_offset: float) -> None:
         queue = self._dead_letters
         reason = "invalid" if result is None else reason_of(result)
         letter = queue.letter(claimed.record, reason, result=result, wall_offset=wall_offset)
-        committed = queue.bury_nowait([letter], spooled_ids=[claimed.id])
-        self._on_burial(letter, committed)
+        committed = queue.add_nowait([letter], spooled_ids=[claimed.id])
+        self._on_dead_letter(letter, committed)
         await self._spool.mailbox.wait_for(committed)

@@ -296,5 +296,5 @@ class SharedPut(Protocol[_Ticket]):
         It raises the exceptions of `SpooledPut`.
         """
 
-    def hurry(self) -> None:
+    def send_now(self) -> None:
         """Send what was put without waiting for more: no record joins it before it has its result."""

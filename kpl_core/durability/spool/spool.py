@@ -150,7 +150,7 @@ class Spool:
         """
         return self._remove(ids, (), _nothing)
 
-    def bury_nowait(
+    def add_letters_nowait(
         self,
         letters: Sequence[LetterRow],
         *,
@@ -237,7 +237,7 @@ class Spool:
     ) -> "Future[None]":
         """Remove dead letters by number, or set `(due_at, redrives, number)` of others.
 
-        The change is retried until the disk accepts it. `settled` is as for `bury_nowait`.
+        The change is retried until the disk accepts it. `settled` is as for `add_letters_nowait`.
         """
         changes = Changes(removed_letters=list(removed), rescheduled=list(rescheduled))
         records = len(removed) + len(rescheduled)

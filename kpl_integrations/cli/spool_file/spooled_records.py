@@ -206,16 +206,16 @@ async def _until_empty(spool: Spool, totals: RequestTotals, bar: Progress, shown
 
 
 def _drained(found: SpoolStatistics, last: SpoolStatistics, ended: ExitCode, *, as_json: bool) -> ExitCode:
-    buried = last.letters - found.letters
+    dead_letters = last.letters - found.letters
     left = last.records
     figures = [
         Figure("records", found.records, "found"),
-        Figure("delivered", found.records - left - buried),
-        Figure("dead_letters", buried, "see `kpl dlq list`" if buried else ""),
+        Figure("delivered", found.records - left - dead_letters),
+        Figure("dead_letters", dead_letters, "see `kpl dlq list`" if dead_letters else ""),
         Figure("left", left, "still in the spool" if left else ""),
     ]
     print_figures(figures, as_json=as_json)
     if ended is not ExitCode.DONE:
         note("interrupted; run it again for the rest")
         return ended
-    return ExitCode.NOT_ALL_ARRIVED if left or buried else ExitCode.DONE
+    return ExitCode.NOT_ALL_ARRIVED if left or dead_letters else ExitCode.DONE

@@ -9,7 +9,7 @@ when that process is dead, so no lock is needed:
     reported       they failed, which the metrics, the log, or the answer to a request with ack=delivered say
     stored_later   Kinesis has stored them, and they were counted as kept before, perhaps by an earlier process
 
-Each acknowledged record moves exactly one of the middle three, once: when its fate is first known. So
+Each acknowledged record moves exactly one of the middle three, once: when its result is first known. So
 
     lost = acknowledged - stored - kept - reported
 
@@ -52,7 +52,7 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def open(self) -> int:
-        """The acknowledged records whose fate is not known. If the process is dead, they are lost."""
+        """The acknowledged records whose result is not known. If the process is dead, they are lost."""
         return self.acknowledged - self.stored - self.kept - self.reported
 
     def since(self, earlier: "Counts") -> "Counts":
@@ -86,7 +86,7 @@ class RecordCounts:
         self._counters[_ACKNOWLEDGED] += records
 
     def __call__(self, fact: Fact) -> None:
-        """Count records whose fate is first known, and those that Kinesis stores after a file had them."""
+        """Count records whose result is first known, and those that Kinesis stores after a file had them."""
         if isinstance(fact, RecordsFinished):
             self._counters[_PLACES[fact.outcome]] += fact.user_records - fact.kept_before
             if fact.outcome == "delivered":

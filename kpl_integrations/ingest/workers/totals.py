@@ -4,7 +4,7 @@ Counters and histograms add up, those of dead workers included, so they never fa
 only; most add up, and `_GAUGES` lists the others.
 
 Of a dead worker the counters in shared memory (`record_counts.py`) are exact, and its last report is older. So the
-supervisor adds to that report what the counters added since. Acknowledged records whose fate they do not know are lost.
+supervisor adds to that report what the counters added since. Acknowledged records without a known result are lost.
 The others are in the worker's files. The process that replaces it opens them and counts what it finds as accepted. Of
 what it does not find, Kinesis has as many as the counters say were delivered from there after the last report. The rest
 is lost: the file was removed, replaced, or on a disk that is gone. So every record has one place:

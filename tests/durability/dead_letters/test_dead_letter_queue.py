@@ -46,9 +46,9 @@ def queue(spool: Spool, clock: Clock) -> DeadLetterQueue:
     return DeadLetterQueue(spool, options=options, wall_clock=clock, chance=lambda: 1.0)
 
 
-def bury(queue: DeadLetterQueue, number: int, tier: Tier = "normal", reason: Reason = "throttled") -> DeadLetter:
+def add(queue: DeadLetterQueue, number: int, tier: Tier = "normal", reason: Reason = "throttled") -> DeadLetter:
     letter = queue.letter(spooled(number, tier=tier), reason, result=failed(THROTTLED, EXPIRED))
-    queue.bury_nowait([letter]).result(SECONDS)
+    queue.add_nowait([letter]).result(SECONDS)
     return letter
 
 
@@ -69,29 +69,29 @@ def test_the_attempts_of_a_letter_are_in_unix_time(queue: DeadLetterQueue) -> No
 
 
 def test_a_stored_letter_equals_the_original(queue: DeadLetterQueue) -> None:
-    letter = bury(queue, 1)
+    letter = add(queue, 1)
     assert all_letters(queue) == [letter]
     assert letter.producer_version == producer_version()
     assert letter.attempts == 2
     assert queue.depth == 1
-    assert queue.buried == {"throttled": 1}
+    assert queue.added == {"throttled": 1}
 
 
 def test_a_record_moves_from_the_spool_to_the_letters_in_one_transaction(queue: DeadLetterQueue, spool: Spool) -> None:
     ids = spool.append_nowait([spooled(1)], claim=True).result(SECONDS)
     commits = spool.statistics().commits
-    queue.bury_nowait([queue.letter(spooled(1), "ttl")], spooled_ids=ids).result(SECONDS)
+    queue.add_nowait([queue.letter(spooled(1), "ttl")], spooled_ids=ids).result(SECONDS)
     statistics = spool.statistics()
     assert (statistics.records, statistics.letters, statistics.commits) == (0, 1, commits + 1)
 
 
 def test_without_room_no_record_moves_to_the_letters(queue: DeadLetterQueue, spool: Spool) -> None:
     record = spooled(data=bytes(800_000))
-    bury(queue, 0)
+    add(queue, 0)
     ids = spool.append_nowait([record], claim=True).result(SECONDS)
     letter = queue.letter(record, "ttl")
     with pytest.raises(SpoolFull, match="redrive, export or purge"):
-        queue.bury_nowait([letter, letter], spooled_ids=ids)
+        queue.add_nowait([letter, letter], spooled_ids=ids)
     assert queue.failing
     statistics = spool.statistics()
     assert (statistics.claimed_records, statistics.letters) == (1, 1)
@@ -100,7 +100,7 @@ def test_without_room_no_record_moves_to_the_letters(queue: DeadLetterQueue, spo
 def test_due_letters_are_read_critical_first_then_longest_due(queue: DeadLetterQueue, clock: Clock) -> None:
     tiers: list[Tier] = ["bulk", "normal", "critical", "bulk", "critical"]
     for number, tier in enumerate(tiers):
-        bury(queue, number, tier)
+        add(queue, number, tier)
         clock.now += 1
     assert queue.due_nowait(10).result(SECONDS).letters == []
     assert next_due_in(queue) == 5.0
@@ -114,7 +114,7 @@ def test_due_letters_are_read_critical_first_then_longest_due(queue: DeadLetterQ
 
 
 def test_each_failed_redrive_makes_a_letter_due_later(queue: DeadLetterQueue, clock: Clock) -> None:
-    bury(queue, 1)
+    add(queue, 1)
     waits = []
     for _ in range(5):
         wait = next_due_in(queue)
@@ -130,9 +130,9 @@ def test_a_corrected_clock_makes_letters_due_that_were_scheduled_too_late(queue:
     """The clock was a year ahead at first; those letters would have been redriven a year later."""
     year = 365 * 86_400.0
     clock.now += year
-    ahead = bury(queue, 1)
+    ahead = add(queue, 1)
     clock.now -= year
-    bury(queue, 2)
+    add(queue, 2)
     clock.now += 5.0
     assert [stored.letter for stored in queue.due_nowait(10).result(SECONDS).letters] == [ahead]
     queue.try_later(queue.due_nowait(10).result(SECONDS).letters).result(SECONDS)
@@ -141,7 +141,7 @@ def test_a_corrected_clock_makes_letters_due_that_were_scheduled_too_late(queue:
 
 
 def test_a_letter_that_no_retry_can_cure_is_never_due(queue: DeadLetterQueue, clock: Clock) -> None:
-    bury(queue, 1, reason="invalid")
+    add(queue, 1, reason="invalid")
     clock.now += 1e9
     assert queue.due_nowait(10).result(SECONDS).letters == []
     assert next_due_in(queue) is None
@@ -149,7 +149,7 @@ def test_a_letter_that_no_retry_can_cure_is_never_due(queue: DeadLetterQueue, cl
 
 
 def test_a_removed_letter_frees_its_bytes_once(queue: DeadLetterQueue, spool: Spool) -> None:
-    bury(queue, 1)
+    add(queue, 1)
     letters = queue.select_nowait(LetterFilter(), 10).result(SECONDS)
     queue.remove(letters).result(SECONDS)
     queue.remove(letters).result(SECONDS)
@@ -157,8 +157,8 @@ def test_a_removed_letter_frees_its_bytes_once(queue: DeadLetterQueue, spool: Sp
 
 
 def test_letters_are_selected_by_each_filter_field(queue: DeadLetterQueue) -> None:
-    first = bury(queue, 1, "critical", "ttl")
-    second = bury(queue, 2, "bulk", "rate_limited")
+    first = add(queue, 1, "critical", "ttl")
+    second = add(queue, 2, "bulk", "rate_limited")
     for wanted in (
         LetterFilter(tier="bulk"),
         LetterFilter(reason="rate_limited"),
@@ -176,7 +176,7 @@ def test_letters_are_selected_by_each_filter_field(queue: DeadLetterQueue) -> No
 def test_letters_survive_a_restart(tmp_path: Path) -> None:
     options = SpoolOptions(path=tmp_path / "spool.db")
     with Spool(options) as spool:
-        letter = bury(DeadLetterQueue(spool), 1)
+        letter = add(DeadLetterQueue(spool), 1)
     with Spool(options) as spool:
         assert all_letters(DeadLetterQueue(spool)) == [letter]
         assert spool.statistics().letters == 1
@@ -187,7 +187,7 @@ def test_the_alarm_escalates_once_for_each_crossing(spool: Spool, caplog: pytest
     queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=escalations.append)
     with caplog.at_level(logging.INFO, logger="kpl_core"):
         for number in range(6):
-            bury(queue, number)
+            add(queue, number)
         queue.remove(queue.select_nowait(LetterFilter(), 5).result(SECONDS)).result(SECONDS)
         queue.watch_depth()
     assert [(each.raised, each.depth) for each in escalations] == [(True, 3), (False, 1)]
@@ -201,16 +201,16 @@ def test_an_on_escalation_callback_that_raises_is_logged(spool: Spool, caplog: p
         raise RuntimeError(message)
 
     queue = DeadLetterQueue(spool, alarm=DepthAlarm(1), on_escalation=page)
-    bury(queue, 1)
+    add(queue, 1)
     assert "the pager is broken" in caplog.text
-    bury(queue, 2)
+    add(queue, 2)
     assert queue.depth == 2
 
 
 def test_listeners_are_called_for_every_change(queue: DeadLetterQueue) -> None:
     heard = []
     queue.listen(lambda: heard.append(1))
-    bury(queue, 1)
+    add(queue, 1)
     letters = queue.select_nowait(LetterFilter(), 10).result(SECONDS)
     queue.try_later(letters).result(SECONDS)
     queue.remove(letters).result(SECONDS)
@@ -221,4 +221,4 @@ def test_a_closed_queue_raises_spool_closed(tmp_path: Path) -> None:
     with Spool(SpoolOptions(path=tmp_path / "spool.db")) as spool:
         queue = DeadLetterQueue(spool)
     with pytest.raises(SpoolClosed):
-        queue.bury_nowait([queue.letter(spooled(), "ttl")])
+        queue.add_nowait([queue.letter(spooled(), "ttl")])

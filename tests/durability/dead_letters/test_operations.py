@@ -36,17 +36,17 @@ def queue(path: Path) -> Iterator[DeadLetterQueue]:
         yield DeadLetterQueue(spool)
 
 
-def bury(queue: DeadLetterQueue, count: int) -> list[DeadLetter]:
-    """Bury letters of all tiers; return them in the order in which they are listed."""
+def add(queue: DeadLetterQueue, count: int) -> list[DeadLetter]:
+    """Add letters of all tiers; return them in the order in which they are listed."""
     letters = [
         queue.letter(spooled(number, tier=("bulk", "normal", "critical")[number % 3]), "ttl") for number in range(count)
     ]
-    queue.bury_nowait(letters).result(SECONDS)
+    queue.add_nowait(letters).result(SECONDS)
     return letters[2::3] + letters[1::3] + letters[0::3]
 
 
 def test_letters_are_listed_while_the_spool_is_open(queue: DeadLetterQueue, path: Path) -> None:
-    letters = bury(queue, 1_201)
+    letters = add(queue, 1_201)
     with LetterReader(path) as reader:
         listed = [stored.letter for page in reader.pages(LetterFilter()) for stored in page]
         assert listed == letters
@@ -57,7 +57,7 @@ def test_letters_are_listed_while_the_spool_is_open(queue: DeadLetterQueue, path
 
 
 def test_one_letter_is_found_by_its_id(queue: DeadLetterQueue, path: Path) -> None:
-    letters = bury(queue, 3)
+    letters = add(queue, 3)
     with LetterReader(path) as reader:
         found = reader.find(letters[1].id)
         assert found is not None
@@ -68,7 +68,7 @@ def test_one_letter_is_found_by_its_id(queue: DeadLetterQueue, path: Path) -> No
 def test_an_export_writes_one_line_per_letter_and_reports_progress(
     queue: DeadLetterQueue, path: Path, tmp_path: Path
 ) -> None:
-    letters = bury(queue, 1_201)
+    letters = add(queue, 1_201)
     progress: list[int] = []
     with LetterReader(path) as reader:
         assert reader.export(LetterFilter(), tmp_path / "out.jsonl", on_progress=progress.append) == (1_201, 0)
@@ -81,7 +81,7 @@ def test_an_export_writes_one_line_per_letter_and_reports_progress(
 def test_an_export_counts_damaged_letters(path: Path, tmp_path: Path) -> None:
     with Spool(SpoolOptions(path=path)) as spool:
         queue = DeadLetterQueue(spool)
-        queue.bury_nowait([queue.letter(spooled(data=data), "ttl") for data in (b"whole", b"damaged")]).result()
+        queue.add_nowait([queue.letter(spooled(data=data), "ttl") for data in (b"whole", b"damaged")]).result()
     path.write_bytes(path.read_bytes().replace(b"damaged", b"DAMAGED"))
     with LetterReader(path) as reader:
         assert reader.export(LetterFilter(), tmp_path / "out.jsonl") == (1, 1)
@@ -89,7 +89,7 @@ def test_an_export_counts_damaged_letters(path: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_export_keeps_the_old_file(queue: DeadLetterQueue, path: Path, tmp_path: Path) -> None:
-    bury(queue, 600)
+    add(queue, 600)
     destination = tmp_path / "out.jsonl"
     destination.write_text("yesterday's")
 
@@ -105,7 +105,7 @@ def test_an_interrupted_export_keeps_the_old_file(queue: DeadLetterQueue, path: 
 def test_an_export_never_replaces_a_spool_a_folder_or_a_pipe(
     queue: DeadLetterQueue, path: Path, tmp_path: Path
 ) -> None:
-    bury(queue, 2)
+    add(queue, 2)
     folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
     folder.mkdir()
     os.mkfifo(pipe)
@@ -125,7 +125,7 @@ def test_reading_an_emptied_file_keeps_its_log(path: Path, tmp_path: Path) -> No
     emptied = tmp_path / "emptied.db"
     log = tmp_path / "emptied.db-wal"
     with Spool(SpoolOptions(path=path)) as spool:
-        bury(DeadLetterQueue(spool), 3)
+        add(DeadLetterQueue(spool), 3)
         log.write_bytes(path.with_name(f"{path.name}-wal").read_bytes())
     emptied.touch()
     before = log.read_bytes()
@@ -135,7 +135,7 @@ def test_reading_an_emptied_file_keeps_its_log(path: Path, tmp_path: Path) -> No
 
 
 def test_a_purge_deletes_matching_letters_and_can_be_resumed(queue: DeadLetterQueue) -> None:
-    bury(queue, 1_800)
+    add(queue, 1_800)
     progress: list[int] = []
 
     def interrupt(count: int) -> None:
@@ -153,7 +153,7 @@ def test_a_purge_deletes_matching_letters_and_can_be_resumed(queue: DeadLetterQu
 
 def test_letters_can_be_read_after_the_owner_exits(path: Path) -> None:
     with Spool(SpoolOptions(path=path)) as spool:
-        letters = bury(DeadLetterQueue(spool), 3)
+        letters = add(DeadLetterQueue(spool), 3)
     with LetterReader(path) as reader:
         assert [stored.letter for page in reader.pages(LetterFilter()) for stored in page] == letters
 

@@ -44,20 +44,20 @@ def pace(*, in_flight_records: int = 1_000) -> DeliveryPace:
     )
 
 
-async def bury(spool: AsyncSpool, queue: DeadLetterQueue, numbers: range, tier: Tier = "normal") -> None:
+async def add(spool: AsyncSpool, queue: DeadLetterQueue, numbers: range, tier: Tier = "normal") -> None:
     letters = [queue.letter(spooled(number, tier=tier), "throttled") for number in numbers]
-    await spool.mailbox.wait_for(queue.bury_nowait(letters))
+    await spool.mailbox.wait_for(queue.add_nowait(letters))
 
 
 async def test_due_letters_are_delivered_and_removed(spool: AsyncSpool) -> None:
     receiver = Receiver()
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
-    await bury(spool, queue, range(5), "bulk")
-    await bury(spool, queue, range(5, 10), "critical")
+    await add(spool, queue, range(5), "bulk")
+    await add(spool, queue, range(5, 10), "critical")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Redriver(queue, receiver.put, pace()).run)
         await until(lambda: queue.depth == 0)
-        await bury(spool, queue, range(10, 12))
+        await add(spool, queue, range(10, 12))
         await until(lambda: queue.depth == 0)
         tasks.cancel_scope.cancel()
     assert receiver.delivered == [b"%d" % number for number in (5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 10, 11)]
@@ -67,7 +67,7 @@ async def test_a_letter_that_fails_stays_and_is_redriven_when_due_again(spool: A
     receiver = Receiver()
     receiver.answers[b"0"] = [failed(EXPIRED)] * 3
     queue = DeadLetterQueue(spool.spool, options=DeadLetterOptions(redrive_base_seconds=0.001), chance=lambda: 1.0)
-    await bury(spool, queue, range(1))
+    await add(spool, queue, range(1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Redriver(queue, receiver.put, pace()).run)
         await until(lambda: queue.depth == 0)
@@ -80,11 +80,11 @@ async def test_a_due_letter_in_flight_is_not_sent_twice(spool: AsyncSpool) -> No
     receiver = Receiver()
     receiver.hold = True
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
-    await bury(spool, queue, range(1))
+    await add(spool, queue, range(1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Redriver(queue, receiver.put, pace()).run)
         await until(lambda: len(receiver.held) == 1)
-        await bury(spool, queue, range(1, 3))
+        await add(spool, queue, range(1, 3))
         await until(lambda: len(receiver.held) == 3)
         receiver.deliver_held()
         await until(lambda: queue.depth == 0)
@@ -97,8 +97,8 @@ async def test_a_redrive_on_demand_sends_each_matching_letter_once(spool: AsyncS
     receiver.answers[b"3"] = [failed(EXPIRED)]
     receiver.answers[b"4"] = [InvalidUserRecord("no")]
     queue = DeadLetterQueue(spool.spool, chance=lambda: 1.0)
-    await bury(spool, queue, range(1_200))
-    await bury(spool, queue, range(1_200, 1_210), "critical")
+    await add(spool, queue, range(1_200))
+    await add(spool, queue, range(1_200, 1_210), "critical")
     progress: list[RedriveProgress] = []
     redriver = Redriver(queue, receiver.put, pace())
     report = await redriver.redrive(LetterFilter(), on_progress=progress.append)
@@ -114,8 +114,8 @@ async def test_a_redrive_on_demand_sends_each_matching_letter_once(spool: AsyncS
 async def test_only_matching_letters_are_redriven(spool: AsyncSpool) -> None:
     receiver = Receiver()
     queue = DeadLetterQueue(spool.spool)
-    await bury(spool, queue, range(3), "bulk")
-    await bury(spool, queue, range(3, 5), "critical")
+    await add(spool, queue, range(3), "bulk")
+    await add(spool, queue, range(3, 5), "critical")
     report = await Redriver(queue, receiver.put, pace()).redrive(LetterFilter(tier="critical"))
     assert (report.total, report.delivered, queue.depth) == (2, 2, 3)
 
@@ -124,7 +124,7 @@ async def test_an_interrupted_redrive_can_be_run_again(spool: AsyncSpool) -> Non
     receiver = Receiver()
     receiver.hold = True
     queue = DeadLetterQueue(spool.spool)
-    await bury(spool, queue, range(100))
+    await add(spool, queue, range(100))
     async with anyio.create_task_group() as tasks:
         redriver = Redriver(queue, receiver.put, pace(in_flight_records=10))
         tasks.start_soon(redriver.redrive, LetterFilter())
@@ -146,7 +146,7 @@ async def test_a_letter_is_retried_when_the_buffer_is_full(spool: AsyncSpool) ->
     full = BufferFull("full", outstanding_records=1, outstanding_bytes=1)
     receiver.answers[b"0"] = [full, full]
     queue = DeadLetterQueue(spool.spool)
-    await bury(spool, queue, range(2))
+    await add(spool, queue, range(2))
     report = await Redriver(queue, receiver.put, pace()).redrive(LetterFilter())
     assert report == RedriveProgress(2, 2, 0, 0)
     assert receiver.delivered == [b"0", b"1"]
@@ -156,7 +156,7 @@ async def test_a_closed_producer_ends_the_redrive_and_keeps_the_letters(spool: A
     receiver = Receiver()
     receiver.answers[b"0"] = [ProducerClosed("closed")]
     queue = DeadLetterQueue(spool.spool)
-    await bury(spool, queue, range(2))
+    await add(spool, queue, range(2))
     with pytest.raises(ProducerClosed):
         await Redriver(queue, receiver.put, pace()).redrive(LetterFilter())
     assert queue.depth == 2
@@ -167,7 +167,7 @@ async def test_a_damaged_letter_is_counted_and_kept(options: SpoolOptions) -> No
     async with AsyncSpool(Spool(options)) as spool:
         queue = DeadLetterQueue(spool.spool)
         await spool.mailbox.wait_for(
-            queue.bury_nowait([queue.letter(spooled(data=data), "ttl") for data in (b"whole", b"damaged")])
+            queue.add_nowait([queue.letter(spooled(data=data), "ttl") for data in (b"whole", b"damaged")])
         )
     damaged = re.sub(b"damaged", b"DAMAGED", options.file.read_bytes())
     options.file.write_bytes(damaged)
@@ -186,7 +186,7 @@ async def test_a_result_after_the_spool_is_closed_is_ignored(options: SpoolOptio
     receiver.hold = True
     async with AsyncSpool(Spool(options)) as spool:
         queue = DeadLetterQueue(spool.spool)
-        await bury(spool, queue, range(2))
+        await add(spool, queue, range(2))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(Redriver(queue, receiver.put, pace()).redrive, LetterFilter())
             await until(lambda: len(receiver.held) == 2)
@@ -199,7 +199,7 @@ async def test_a_result_after_the_spool_is_closed_is_ignored(options: SpoolOptio
 async def test_due_letters_are_read_in_pages_and_not_at_every_result(spool: AsyncSpool) -> None:
     receiver = Receiver()
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
-    await bury(spool, queue, range(5_000), "bulk")
+    await add(spool, queue, range(5_000), "bulk")
     asked = 0
     ask = queue.due_nowait
 
@@ -226,11 +226,11 @@ async def test_a_critical_letter_overtakes_letters_that_found_a_full_buffer(spoo
         records_per_second=1e6, bytes_per_second=1e9, in_flight_records=10, in_flight_bytes=1 << 30, chance=lambda: 0.2
     )
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
-    await bury(spool, queue, range(400), "bulk")
+    await add(spool, queue, range(400), "bulk")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Redriver(queue, receiver.put, slow).run)
         await until(lambda: len(receiver.answers[b"0"]) < 3)
-        await bury(spool, queue, range(400, 410), "critical")
+        await add(spool, queue, range(400, 410), "critical")
         await until(lambda: queue.depth == 0)
         tasks.cancel_scope.cancel()
     assert receiver.delivered[:10] == [b"%d" % number for number in range(400, 410)]
@@ -241,7 +241,7 @@ async def test_a_letter_delivered_while_a_page_is_read_is_not_sent_again(spool: 
     receiver = Receiver()
     receiver.hold = True
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
-    await bury(spool, queue, range(2))
+    await add(spool, queue, range(2))
     ask = queue.due_nowait
     pages: list[tuple[Future[DueLetters], Future[DueLetters]]] = []
 
@@ -254,7 +254,7 @@ async def test_a_letter_delivered_while_a_page_is_read_is_not_sent_again(spool: 
         tasks.start_soon(Redriver(queue, receiver.put, pace()).run)
         await until(lambda: len(receiver.held) == 2)
         queue.due_nowait = slowly  # type: ignore[method-assign]
-        await bury(spool, queue, range(2, 3))
+        await add(spool, queue, range(2, 3))
         await until(lambda: bool(pages) and pages[0][0].done())
         receiver.deliver_held()
         await until(lambda: queue.depth == 1)

@@ -60,9 +60,9 @@ def test_a_record_that_shares_the_fate_of_the_one_before_is_sent_with_it() -> No
     assert order.take().id == 1
     following = order.peek()
     assert following is not None
-    assert (following.id, order.companion_of(following)) == (2, 1)
+    assert (following.id, order.must_join(following)) == (2, 1)
     assert order.take().id == 2
-    order.travels_apart()
+    order.cannot_join()
     assert [claimed.id for claimed in (order.peek(), order.take()) if claimed] == [4, 4]
     assert order.peek() is None
     order.succeeded(1)
@@ -70,7 +70,7 @@ def test_a_record_that_shares_the_fate_of_the_one_before_is_sent_with_it() -> No
     order.succeeded(2)
     alone = order.peek()
     assert alone is not None
-    assert (alone.id, order.companion_of(alone)) == (3, None)
+    assert (alone.id, order.must_join(alone)) == (3, None)
 
 
 def test_no_record_joins_a_group_with_a_failure() -> None:
@@ -149,9 +149,9 @@ def test_groups_that_share_a_fate_keep_key_order(keys: str, seed: int) -> None:
     while len(delivered) < len(keys):
         claimed = order.peek()
         if claimed is not None and chance.random() < 0.7:
-            companion = order.companion_of(claimed)
-            if companion is not None and group_of[companion] != opened:
-                order.travels_apart()
+            joined = order.must_join(claimed)
+            if joined is not None and group_of[joined] != opened:
+                order.cannot_join()
                 continue
             order.take()
             group_of[claimed.id] = opened
@@ -177,7 +177,7 @@ def test_groups_that_share_a_fate_keep_key_order(keys: str, seed: int) -> None:
 def test_a_key_that_travels_apart_waits_even_for_an_older_record_that_comes_late() -> None:
     order = offered("aa", may_share=True)
     order.take()
-    order.travels_apart()
+    order.cannot_join()
     order.offer(Claimed(0, spooled(0, key="a")))
     assert order.peek() is None
     order.succeeded(1)

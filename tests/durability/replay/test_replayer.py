@@ -149,7 +149,7 @@ async def test_an_undeliverable_record_stays_in_the_spool_while_the_dead_letters
     async with AsyncSpool(Spool(small)) as spool:
         queue = DeadLetterQueue(spool.spool)
         nearly_all = queue.letter(spooled(data=bytes(MIB - 500)), "ttl")
-        await spool.mailbox.wait_for(queue.bury_nowait([nearly_all]))
+        await spool.mailbox.wait_for(queue.add_nowait([nearly_all]))
         await spool.append([spooled(data=poison)], claim=False)
         async with replaying(spool, receiver, small, queue):
             await until(lambda: len(receiver.answers[poison]) < 99_998)
@@ -158,7 +158,7 @@ async def test_an_undeliverable_record_stays_in_the_spool_while_the_dead_letters
         assert spool.statistics().backlog_records == 1
 
 
-async def test_each_of_several_undeliverable_records_is_buried_once(options: SpoolOptions) -> None:
+async def test_each_of_several_undeliverable_records_becomes_one_letter(options: SpoolOptions) -> None:
     receiver = Receiver()
     receiver.answers = {b"%d" % number: [failed(INVALID)] for number in range(3)}
     async with AsyncSpool(Spool(options)) as spool:
@@ -198,7 +198,7 @@ async def test_a_record_without_a_place_for_its_letter_delays_no_other(
     assert "tries again in 0.5 s" in lines[0]
 
 
-async def test_a_burial_that_is_cancelled_ends_with_one_letter_and_no_record(
+async def test_keeping_a_letter_that_is_cancelled_ends_with_one_letter_and_no_record(
     options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the wait does not end the commit."""
@@ -217,7 +217,7 @@ async def test_a_burial_that_is_cancelled_ends_with_one_letter_and_no_record(
         assert spool.statistics().claimed_records == 0
 
 
-async def test_a_burial_that_fails_releases_its_record(options: SpoolOptions) -> None:
+async def test_a_letter_that_cannot_be_kept_releases_its_record(options: SpoolOptions) -> None:
     receiver = Receiver()
     receiver.answers[b"0"] = [failed(INVALID)]
 

@@ -138,7 +138,7 @@ async def test_all_dead_letters_are_redriven_critical_first(
         queue = DeadLetterQueue(spool.spool)
         letters = [queue.letter(spooled(n, tier="bulk"), "rate_limited") for n in range(100)]
         letters += [queue.letter(spooled(n, tier="critical"), "rate_limited") for n in range(100, 150)]
-        await spool.mailbox.wait_for(queue.bury_nowait(letters))
+        await spool.mailbox.wait_for(queue.add_nowait(letters))
         report = await Redriver(queue, put_into(producer), pace).redrive(LetterFilter())
         assert (report.total, report.delivered, queue.depth) == (150, 150, 0)
     numbers = consumed(kinesis)["key"]

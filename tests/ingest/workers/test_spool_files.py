@@ -68,7 +68,7 @@ def test_a_spool_has_more_until_nothing_leaves_it_automatically(
             spool.append_nowait([spooled(1)], claim=False).result(SECONDS)
         if content == "letter":
             letter = letters.letter(spooled(1), "throttled", result=failed(THROTTLED, EXPIRED))
-            letters.bury_nowait([letter]).result(SECONDS)
+            letters.add_nowait([letter]).result(SECONDS)
         with caplog.at_level(logging.WARNING):
             assert asyncio.run(has_more(letters)) is expected
     assert ("kpl dlq list" in caplog.text) is warns

@@ -36,7 +36,7 @@ def full(tmp_path: Path) -> SpoolOptions:
     )
     with Spool(options) as spool:
         queue = DeadLetterQueue(spool)
-        queue.bury_nowait([queue.letter(spooled(data=bytes(4 * MIB - 500)), "ttl")]).result()
+        queue.add_nowait([queue.letter(spooled(data=bytes(4 * MIB - 500)), "ttl")]).result()
     return options
 
 
@@ -90,8 +90,8 @@ async def test_a_record_that_no_stream_takes_counts_as_spooled_until_its_letter_
         assert (report.accepted, report.delivered, report.spooled) == (4, 1, 0)
         assert_invariant(report)
         assert_streams_add_up(each)
-    buried = [fact for fact in facts if isinstance(fact, RecordsFinished) and fact.outcome == "dead_lettered"]
-    assert {(fact.stream, fact.reason, fact.attempts) for fact in buried} == {
+    added = [fact for fact in facts if isinstance(fact, RecordsFinished) and fact.outcome == "dead_lettered"]
+    assert {(fact.stream, fact.reason, fact.attempts) for fact in added} == {
         (STREAM, "InvalidUserRecord", 0),
         ("no such name", "InvalidUserRecord", 0),
     }
