@@ -4,7 +4,7 @@
     python examples/policies_alarm_storm.py
 
 Alarms are critical, state changes normal, counters bulk. A part of the bucket is reserved for alarms.
-The same storm runs through three gates. They differ in what happens to work that finds the bucket
+The same storm runs through three limiters. They differ in what happens to work that finds the bucket
 empty: it waits, it loses a tier, or a fallback handles it. Refused work keeps its own time and
 severity for the dead-letter queue. The clock is a variable, so the storm takes no time.
 """
@@ -17,8 +17,8 @@ from typing import Any
 from kpl_core import BreakerPolicy
 from kpl_core.durability.circuit_breaker import CircuitBreaker
 from kpl_core.limits import (
-    AdmissionGate,
     Overflow,
+    OverflowLimiter,
     RefusedWork,
     RejectionMonitor,
     TokenBucketLimiter,
@@ -39,7 +39,7 @@ EVENTS_PER_SECOND = 200
 
 @dataclass
 class TicketSystem:
-    """One gate, with the work it admitted and when, and the work it refused or diverted."""
+    """One limiter, with the work it admitted and when, and the work it refused or diverted."""
 
     overflow: Overflow
     now: float = 0.0
@@ -50,7 +50,7 @@ class TicketSystem:
 
     def __post_init__(self) -> None:
         """Build the limiter with capacity for two seconds of the storm, a third of it reserved for alarms."""
-        self.limiter = TokenBucketLimiter(
+        self.bucket = TokenBucketLimiter(
             capacity_for(EVENTS_PER_SECOND, storm_seconds=2),
             # Not the usual 1.5: the limit of this system is exact.
             refill_for(SAFE_RATE, headroom=1.0),
@@ -58,8 +58,8 @@ class TicketSystem:
             clock_ns=lambda: int(self.now * 1e9),
         )
         options: dict[str, Any] = {"fallback": self.logged.append} if self.overflow == "fallback" else {}
-        self.gate = AdmissionGate(
-            self.limiter,
+        self.limiter = OverflowLimiter(
+            self.bucket,
             overflow=self.overflow,
             on_refused=self.dead_letters.append,
             max_waiting=1_000,
@@ -81,15 +81,15 @@ class TicketSystem:
             event = Work(
                 payload=f"port {number} down", tier=tier, source_timestamp=self.now, severity=TIERS.index(tier)
             )
-            if self.gate.submit(event) == "admitted":
+            if self.limiter.submit(event) == "admitted":
                 self.ticket(event)
-            for waiting in self.gate.release():
+            for waiting in self.limiter.release():
                 self.ticket(waiting)
 
 
 def report(system: TicketSystem) -> None:
     """Print the result for each tier."""
-    statistics = {verdict: count for verdict, count in system.gate.statistics().items() if count}
+    statistics = {verdict: count for verdict, count in system.limiter.statistics().items() if count}
     print(f"\noverflow={system.overflow!r}: {statistics}")
     elsewhere = Counter(refused.work.tier for refused in [*system.dead_letters, *system.logged])
     for tier in TIERS:
@@ -107,14 +107,14 @@ def report(system: TicketSystem) -> None:
 
 
 def main() -> None:
-    """Run the storm through three gates."""
+    """Run the storm through three limiters."""
     systems = [TicketSystem("queue"), TicketSystem("downgrade"), TicketSystem("fallback")]
     for system in systems:
         for second in range(STORM_SECONDS + AFTERMATH_SECONDS):
             system.run_second(second)
         report(system)
-    print("\nmetrics of the last gate:")
-    for sample in metric_samples(systems[-1].limiter, refused_share=0.0):
+    print("\nmetrics of the last limiter:")
+    for sample in metric_samples(systems[-1].bucket, refused_share=0.0):
         print(f"  {sample.name} ({sample.kind}) {sample.value:,.1f}")
 
 

@@ -1,9 +1,9 @@
-"""The same ideas for programs without a producer: rate limiters, an admission gate, rate-limited async iterators."""
+"""The same ideas for programs without a producer: rate limiters, overflow rules, rate-limited async iterators."""
 
 from kpl_core.limits.adaptive_refill import AdaptiveRefill
-from kpl_core.limits.admission_gate import AdmissionGate, Overflow, RefusedWork, Verdict, Work
 from kpl_core.limits.fair_merge import fair_merge
 from kpl_core.limits.limiter import Limiter
+from kpl_core.limits.overflow_limiter import Overflow, OverflowLimiter, RefusedWork, Verdict, Work
 from kpl_core.limits.rate_limited import AnyStream, ScopedStream, Stream, rate_limited
 from kpl_core.limits.rejection_monitor import RejectionMonitor
 from kpl_core.limits.scoped_items import ScopedItems
@@ -20,12 +20,12 @@ from kpl_core.limits.token_bucket_limiter import (
 __all__ = [
     "METRIC_NAMES",
     "AdaptiveRefill",
-    "AdmissionGate",
     "AnyStream",
     "HeadroomWarning",
     "Limiter",
     "MetricSample",
     "Overflow",
+    "OverflowLimiter",
     "RefusedWork",
     "RejectionMonitor",
     "ScopedItems",

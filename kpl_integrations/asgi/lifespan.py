@@ -48,7 +48,7 @@ Startup = Literal["lazy", "verify", "wait"]
 UserLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
 # Below the usual 30 seconds of uvicorn and Kubernetes, so that the report is still logged.
-DEFAULT_CLOSE_SECONDS: Final = 25.0
+LIFESPAN_CLOSE_SECONDS: Final = 25.0
 _BACKOFF: Final = ExponentialBackoff(base_seconds=0.2, cap_seconds=3.0)
 _SECONDS: Final = Bound(0.0, math.inf, "seconds")
 _LIFESPAN_ENDS: Final = frozenset({"lifespan.shutdown.complete", "lifespan.shutdown.failed", "lifespan.startup.failed"})
@@ -86,7 +86,7 @@ class LifespanSettings(msgspec.Struct, frozen=True, kw_only=True):
     streams: Sequence[str] = ()
     startup: Startup = "lazy"
     startup_seconds: float = 30.0
-    close_seconds: float = DEFAULT_CLOSE_SECONDS
+    close_seconds: float = LIFESPAN_CLOSE_SECONDS
     checks: Mapping[str, ReadinessCheck] | None = None
     hooks: Sequence[Hook] = ()
     transport: TransportFactory | None = None

@@ -13,7 +13,7 @@ import httpx2 as httpx
 import pytest
 from websockets.sync.client import connect
 
-from kpl_integrations.asgi.lifespan import DEFAULT_CLOSE_SECONDS
+from kpl_integrations.asgi.lifespan import LIFESPAN_CLOSE_SECONDS
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.support.consumers import log_records, user_records
 from tests.support.processes import free_port
@@ -103,7 +103,7 @@ def test_sigterm_loses_no_record_of_an_answered_request(kinesis, port, tmp_path:
     ((accepted, delivered, failed),) = reports(server.said())
     assert (accepted, failed) == (delivered, 0)
     assert delivered == len(found)
-    assert took < DEFAULT_CLOSE_SECONDS
+    assert took < LIFESPAN_CLOSE_SECONDS
     assert status in {0, -signal.SIGTERM}
 
 

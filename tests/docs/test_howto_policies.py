@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from kpl_core.fairness import FairQueue
-from kpl_core.limits.admission_gate import OVERFLOW
+from kpl_core.limits.overflow_limiter import OVERFLOW
 from kpl_core.records.user_record import TIERS
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.support.virtual_time import run_in_virtual_time
@@ -35,7 +35,7 @@ def test_a_program_on_the_page_prints_what_its_comments_promise(
     assert [line for line in promised if line not in printed.out.splitlines()] == []
 
 
-def test_the_overflow_table_matches_the_gate() -> None:
+def test_the_overflow_table_matches_the_limiter() -> None:
     words = {"queued": "waits as", "downgraded": "waits as", "diverted": "the fallback handler", "refused": "refused"}
     for (overflow, tier), (verdict, waits_in) in OVERFLOW.items():
         (row,) = re.findall(rf'^\| `"{overflow}"` \| (.+?) \| (.+?) \| (.+?) \|$', PAGE, re.MULTILINE)

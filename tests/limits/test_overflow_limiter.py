@@ -10,15 +10,15 @@ from hypothesis import given, strategies as st
 from kpl_core.durability.circuit_breaker import CircuitBreaker
 from kpl_core.errors import ConfigError
 from kpl_core.limits import (
-    AdmissionGate,
     Overflow,
+    OverflowLimiter,
     RefusedWork,
     RejectionMonitor,
     TokenBucketLimiter,
     Verdict,
     Work,
 )
-from kpl_core.limits.admission_gate import OVERFLOW
+from kpl_core.limits.overflow_limiter import OVERFLOW
 from kpl_core.options.reliability import BreakerPolicy
 from kpl_core.records.user_record import TIERS
 
@@ -26,27 +26,27 @@ SECOND = 1_000_000_000
 
 
 class Storm:
-    """A gate with a controlled clock, and a list of the work that each callback received."""
+    """A limiter with a controlled clock, and a list of the work that each callback received."""
 
     def __init__(self, *, capacity: float = 2, rate: float = 1, critical_share: float = 0.0, **options: Any) -> None:
         self.now = 0.0
         self.refused: list[RefusedWork] = []
         self.diverted: list[RefusedWork] = []
-        self.limiter = TokenBucketLimiter(
+        self.bucket = TokenBucketLimiter(
             capacity, rate, critical_share=critical_share, clock_ns=lambda: round(self.now * SECOND)
         )
         if options.get("overflow") == "fallback":
             options["fallback"] = self.diverted.append
-        self.gate = AdmissionGate(
-            self.limiter, on_refused=self.refused.append, clock=lambda: self.now, **({"overflow": "queue"} | options)
+        self.limiter = OverflowLimiter(
+            self.bucket, on_refused=self.refused.append, clock=lambda: self.now, **({"overflow": "queue"} | options)
         )
 
     def empty(self) -> None:
-        while self.limiter.acquire(1, "critical")[0]:
+        while self.bucket.acquire(1, "critical")[0]:
             pass
 
     def released(self) -> list[Any]:
-        return [work.payload for work in self.gate.release()]
+        return [work.payload for work in self.limiter.release()]
 
 
 def work(payload: Any = "x", tier: Any = "normal", **fields: Any) -> Work:
@@ -58,8 +58,8 @@ def work(payload: Any = "x", tier: Any = "normal", **fields: Any) -> Work:
 def test_work_is_admitted_while_there_are_tokens(overflow, tier):
     storm = Storm(overflow=overflow)
 
-    assert storm.gate.submit(work(tier=tier)) == "admitted"
-    assert storm.gate.statistics()["admitted"] == 1
+    assert storm.limiter.submit(work(tier=tier)) == "admitted"
+    assert storm.limiter.statistics()["admitted"] == 1
 
 
 @pytest.mark.parametrize(("choice", "outcome"), OVERFLOW.items())
@@ -69,11 +69,11 @@ def test_without_tokens_the_table_decides(choice, outcome):
     storm.empty()
     submitted = work(tier=tier, source_timestamp="2026-11-20T10:00:00Z", severity="major")
 
-    assert storm.gate.submit(submitted) == verdict
+    assert storm.limiter.submit(submitted) == verdict
     assert storm.refused == ([RefusedWork(submitted)] if verdict == "refused" else [])
     assert storm.diverted == ([RefusedWork(submitted)] if verdict == "diverted" else [])
     storm.now += 1
-    assert storm.gate.release() == ([] if waits_in is None else [submitted])
+    assert storm.limiter.release() == ([] if waits_in is None else [submitted])
 
 
 def test_the_table_has_a_row_for_every_policy_and_tier():
@@ -85,7 +85,7 @@ def test_rejected_work_keeps_its_own_time_and_severity():
     storm.empty()
     alarm = work("link down", "bulk", source_timestamp=1_763_632_800.25, severity=3)
 
-    storm.gate.submit(alarm)
+    storm.limiter.submit(alarm)
 
     (refused,) = storm.refused
     assert refused.reason == "rate_limited"
@@ -96,34 +96,34 @@ def test_the_higher_tier_is_released_first():
     storm = Storm(capacity=1)
     storm.empty()
     for number, tier in enumerate(("bulk", "normal", "critical", "bulk", "critical")):
-        storm.gate.submit(work(number, tier))
+        storm.limiter.submit(work(number, tier))
 
     order = []
-    while storm.gate.statistics()["waiting"]:
-        storm.now += storm.gate.release_in()
+    while storm.limiter.statistics()["waiting"]:
+        storm.now += storm.limiter.release_in()
         order += storm.released()
 
     assert order == [2, 4, 1, 0, 3]
     assert storm.now == 5.0
-    assert storm.gate.release_in() == math.inf
+    assert storm.limiter.release_in() == math.inf
 
 
 def test_new_work_does_not_overtake_waiting_work_of_its_tier_or_above():
     storm = Storm()
     storm.empty()
-    storm.gate.submit(work("first", "normal"))
+    storm.limiter.submit(work("first", "normal"))
     storm.now += 1
 
-    assert storm.gate.submit(work("late", "normal")) == "queued"
-    assert storm.gate.submit(work("late", "bulk")) == "queued"
-    assert storm.gate.submit(work("alarm", "critical")) == "admitted"
+    assert storm.limiter.submit(work("late", "normal")) == "queued"
+    assert storm.limiter.submit(work("late", "bulk")) == "queued"
+    assert storm.limiter.submit(work("alarm", "critical")) == "admitted"
 
 
 def test_downgraded_work_waits_behind_the_work_of_its_new_tier():
     storm = Storm(overflow="downgrade", capacity=4)
     storm.empty()
-    assert storm.gate.submit(work("note", "normal")) == "downgraded"
-    assert storm.gate.submit(work("alarm", "critical")) == "downgraded"
+    assert storm.limiter.submit(work("note", "normal")) == "downgraded"
+    assert storm.limiter.submit(work("alarm", "critical")) == "downgraded"
     storm.now += 2
 
     assert storm.released() == ["alarm", "note"]
@@ -132,8 +132,8 @@ def test_downgraded_work_waits_behind_the_work_of_its_new_tier():
 def test_a_costly_head_is_not_starved_by_cheap_work_behind_it():
     storm = Storm(capacity=5)
     storm.empty()
-    storm.gate.submit(work("big", "normal", cost=4))
-    storm.gate.submit(work("small", "bulk", cost=1))
+    storm.limiter.submit(work("big", "normal", cost=4))
+    storm.limiter.submit(work("small", "bulk", cost=1))
     storm.now += 3
 
     assert storm.released() == []
@@ -143,8 +143,8 @@ def test_a_costly_head_is_not_starved_by_cheap_work_behind_it():
 
 def test_reserved_capacity_lets_alarms_pass_while_counters_wait():
     storm = Storm(capacity=10, critical_share=0.3)
-    counters = [storm.gate.submit(work(number, "bulk")) for number in range(20)]
-    alarms = [storm.gate.submit(work(number, "critical")) for number in range(3)]
+    counters = [storm.limiter.submit(work(number, "bulk")) for number in range(20)]
+    alarms = [storm.limiter.submit(work(number, "critical")) for number in range(3)]
 
     assert counters == ["admitted"] * 7 + ["queued"] * 13
     assert alarms == ["admitted"] * 3
@@ -154,15 +154,15 @@ def test_a_full_queue_evicts_the_newest_of_the_lowest_tier():
     storm = Storm(max_waiting=3)
     storm.empty()
     for payload, tier in [("b0", "bulk"), ("b1", "bulk"), ("n0", "normal")]:
-        assert storm.gate.submit(work(payload, tier)) == "queued"
+        assert storm.limiter.submit(work(payload, tier)) == "queued"
 
-    assert storm.gate.submit(work("c0", "critical")) == "queued"
-    assert storm.gate.submit(work("n1", "normal")) == "queued"
-    assert storm.gate.submit(work("n2", "normal")) == "refused"
-    assert storm.gate.submit(work("b2", "bulk")) == "refused"
-    assert storm.gate.submit(work("c1", "critical")) == "queued"
+    assert storm.limiter.submit(work("c0", "critical")) == "queued"
+    assert storm.limiter.submit(work("n1", "normal")) == "queued"
+    assert storm.limiter.submit(work("n2", "normal")) == "refused"
+    assert storm.limiter.submit(work("b2", "bulk")) == "refused"
+    assert storm.limiter.submit(work("c1", "critical")) == "queued"
     assert [refused.work.payload for refused in storm.refused] == ["b1", "b0", "n2", "b2", "n1"]
-    assert storm.gate.statistics() == {
+    assert storm.limiter.statistics() == {
         "admitted": 0, "queued": 6, "downgraded": 0, "diverted": 0, "refused": 2, "evicted": 3, "waiting": 3,
     }  # fmt: skip
 
@@ -171,12 +171,12 @@ def test_normal_work_counts_as_bulk_in_a_long_overload():
     breaker = CircuitBreaker(BreakerPolicy(minimum_records=10))
     storm = Storm(overflow="downgrade", capacity=10, breaker=breaker)
     storm.empty()
-    assert storm.gate.submit(work(tier="normal")) == "downgraded"
+    assert storm.limiter.submit(work(tier="normal")) == "downgraded"
     for _ in range(30):
-        storm.gate.submit(work(tier="bulk"))
+        storm.limiter.submit(work(tier="bulk"))
 
-    assert storm.gate.submit(work(tier="normal")) == "refused"
-    assert storm.gate.submit(work(tier="critical")) == "downgraded"
+    assert storm.limiter.submit(work(tier="normal")) == "refused"
+    assert storm.limiter.submit(work(tier="critical")) == "downgraded"
 
 
 def test_normal_work_is_normal_again_after_the_overload():
@@ -184,14 +184,14 @@ def test_normal_work_is_normal_again_after_the_overload():
     storm = Storm(overflow="downgrade", capacity=100, rate=100, breaker=CircuitBreaker(policy))
     storm.empty()
     for _ in range(20):
-        storm.gate.submit(work(tier="bulk"))
-    assert storm.gate.submit(work(tier="normal")) == "refused"
+        storm.limiter.submit(work(tier="bulk"))
+    assert storm.limiter.submit(work(tier="normal")) == "refused"
 
     storm.now += 2
     for _ in range(10):
-        assert storm.gate.submit(work(tier="critical")) == "admitted"
+        assert storm.limiter.submit(work(tier="critical")) == "admitted"
     storm.empty()
-    assert storm.gate.submit(work(tier="normal")) == "downgraded"
+    assert storm.limiter.submit(work(tier="normal")) == "downgraded"
 
 
 def test_the_monitor_is_called_for_every_new_work_and_may_call_the_gate():
@@ -199,19 +199,19 @@ def test_the_monitor_is_called_for_every_new_work_and_may_call_the_gate():
     storm = Storm(
         monitor=(
             monitor := RejectionMonitor(
-                min_requests=1, on_change=lambda _: seen.append(storm.gate.statistics()["queued"])
+                min_requests=1, on_change=lambda _: seen.append(storm.limiter.statistics()["queued"])
             )
         )
     )
     storm.empty()
-    storm.gate.submit(work())
+    storm.limiter.submit(work())
     storm.now += 10
-    storm.gate.release()
+    storm.limiter.release()
 
     assert seen == [1]
     assert monitor.rejected_share(storm.now) == 1.0
     # Checking whether waiting work may leave is not a rejection.
-    assert storm.limiter.get_metrics()["total_rejections"] == 2
+    assert storm.bucket.get_metrics()["total_rejections"] == 2
 
 
 def test_evicted_work_is_returned_even_if_the_callback_of_the_monitor_raises():
@@ -219,11 +219,11 @@ def test_evicted_work_is_returned_even_if_the_callback_of_the_monitor_raises():
         raise ZeroDivisionError
 
     storm = Storm(max_waiting=1, monitor=RejectionMonitor(raise_above=0.6, min_requests=1, on_change=raises))
-    storm.gate.submit(work("granted"))
+    storm.limiter.submit(work("granted"))
     storm.empty()
-    assert storm.gate.submit(work("evicted", "bulk")) == "queued"
+    assert storm.limiter.submit(work("evicted", "bulk")) == "queued"
     with pytest.raises(ZeroDivisionError):
-        storm.gate.submit(work("newest", "critical"))
+        storm.limiter.submit(work("newest", "critical"))
 
     assert [refused.work.payload for refused in storm.refused] == ["evicted"]
 
@@ -231,15 +231,15 @@ def test_evicted_work_is_returned_even_if_the_callback_of_the_monitor_raises():
 def test_handlers_may_call_the_gate():
     storm = Storm(overflow="fallback")
     verdicts: list[Verdict] = []
-    gate = AdmissionGate(
-        storm.limiter,
+    limiter = OverflowLimiter(
+        storm.bucket,
         overflow="fallback",
         on_refused=storm.refused.append,
-        fallback=lambda refused: verdicts.append(storm.gate.submit(refused.work)),
+        fallback=lambda refused: verdicts.append(storm.limiter.submit(refused.work)),
     )
     storm.empty()
 
-    assert gate.submit(work()) == "diverted"
+    assert limiter.submit(work()) == "diverted"
     assert verdicts == ["diverted"]
 
 
@@ -248,16 +248,16 @@ def test_work_that_can_never_be_granted_is_an_error_and_changes_nothing():
 
     for cost, tier in [(11, "critical"), (6, "bulk"), (0, "normal"), (math.nan, "normal"), (1, "urgent")]:
         with pytest.raises(ValueError, match=r"n is|tier is"):
-            storm.gate.submit(work(tier=tier, cost=cost))
-    assert set(storm.gate.statistics().values()) == {0}
+            storm.limiter.submit(work(tier=tier, cost=cost))
+    assert set(storm.limiter.statistics().values()) == {0}
 
 
 def test_critical_work_too_large_for_a_lower_tier_is_rejected_and_not_kept_without_end():
     storm = Storm(overflow="downgrade", capacity=10, critical_share=0.5)
     storm.empty()
 
-    assert storm.gate.submit(work("big alarm", "critical", cost=8)) == "refused"
-    assert storm.gate.statistics()["waiting"] == 0
+    assert storm.limiter.submit(work("big alarm", "critical", cost=8)) == "refused"
+    assert storm.limiter.statistics()["waiting"] == 0
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_critical_work_too_large_for_a_lower_tier_is_rejected_and_not_kept_witho
 )
 def test_invalid_options_of_a_gate_are_rejected(options, words):
     with pytest.raises(ConfigError, match=words):
-        AdmissionGate(TokenBucketLimiter(1, 1), on_refused=print, **options)
+        OverflowLimiter(TokenBucketLimiter(1, 1), on_refused=print, **options)
 
 
 steps = st.lists(st.tuples(st.sampled_from(TIERS), st.integers(1, 4), st.floats(0, 2), st.booleans()), max_size=60)
@@ -283,11 +283,11 @@ def test_each_work_is_accounted_for_exactly_once(steps, overflow, max_waiting):
     admitted: list[int] = []
     for number, (tier, cost, wait, releases) in enumerate(steps):
         storm.now += wait
-        if storm.gate.submit(work(number, tier, cost=cost)) == "admitted":
+        if storm.limiter.submit(work(number, tier, cost=cost)) == "admitted":
             admitted.append(number)
         if releases:
             admitted += storm.released()
-        statistics = storm.gate.statistics()
+        statistics = storm.limiter.statistics()
         assert statistics["waiting"] <= max_waiting
         elsewhere = [refused.work.payload for refused in storm.refused + storm.diverted]
         assert len(admitted) + len(elsewhere) + statistics["waiting"] == number + 1
@@ -298,14 +298,16 @@ def test_each_work_is_accounted_for_exactly_once(steps, overflow, max_waiting):
 
 def test_many_threads_lose_no_work():
     refused: list[RefusedWork] = []
-    gate = AdmissionGate(TokenBucketLimiter(100, 1_000), overflow="queue", on_refused=refused.append, max_waiting=300)
+    limiter = OverflowLimiter(
+        TokenBucketLimiter(100, 1_000), overflow="queue", on_refused=refused.append, max_waiting=300
+    )
     done: list[Any] = []
 
     def submit(first: int) -> None:
         for number in range(first, first + 500):
-            if gate.submit(work(number, TIERS[number % 3])) == "admitted":
+            if limiter.submit(work(number, TIERS[number % 3])) == "admitted":
                 done.append(number)
-            done.extend(released.payload for released in gate.release())
+            done.extend(released.payload for released in limiter.release())
 
     threads = [threading.Thread(target=submit, args=(first,)) for first in range(0, 4_000, 500)]
     for thread in threads:
@@ -314,5 +316,5 @@ def test_many_threads_lose_no_work():
         thread.join()
 
     everything = [*done, *(each.work.payload for each in refused)]
-    assert len(everything) + gate.statistics()["waiting"] == 4_000
+    assert len(everything) + limiter.statistics()["waiting"] == 4_000
     assert len(set(everything)) == len(everything)

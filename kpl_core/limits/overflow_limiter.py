@@ -1,6 +1,6 @@
 """Decides about work that finds no tokens: queue it, downgrade its tier, divert it, or reject it.
 
-Seed: "Setting up token bucket rate limiters", mitigation paths. A gate has one overflow rule; the table below is
+Seed: "Setting up token bucket rate limiters", mitigation paths. Each limiter has one overflow rule; the table below is
 all of it. Nothing is dropped silently: rejected work is handed to a callback with its reason, its original
 timestamp and its severity, ready for a dead-letter queue.
 
@@ -59,7 +59,7 @@ class RefusedWork:
     reason: Literal["rate_limited"] = "rate_limited"
 
 
-class AdmissionGate:
+class OverflowLimiter:
     """A limiter with a rule for the work that it does not admit. Thread-safe.
 
     Args:
@@ -73,8 +73,8 @@ class AdmissionGate:
         breaker: counts the same decisions. While it is not closed, normal work counts as bulk.
         clock: returns seconds for both.
 
-    `fallback` and `on_refused` are called without a lock. The monitor's `on_change` is called with the gate's lock
-    and may call the gate.
+    `fallback` and `on_refused` are called without a lock. The monitor's `on_change` is called with its lock
+    and may call it.
 
     Raises:
         ConfigError: an unknown overflow, a fallback missing or superfluous, or `max_waiting` below 1.
