@@ -31,7 +31,6 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttempts, SharedRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
-from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
 from kpl_integrations.ingest.fast_path.sync_answer import (
     PendingAnswer,
     SyncAnswer,
@@ -50,7 +49,7 @@ from kpl_integrations.ingest.http.answers import (
     send_answer,
     send_refusal,
 )
-from kpl_integrations.ingest.http.bodies import ClientGone, drop_rest, read_body
+from kpl_integrations.ingest.http.bodies import ClientGone, drop_rest
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.cors import CrossOrigin
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
@@ -115,8 +114,6 @@ class IngestGateway:
         self._transport = transport
         self._chance = chance
         self._hooks = hooks
-        # Set by the server if its `receive` opens no cancel scopes: then a complete request needs no timer.
-        self.plain_receive = False
         # The server's connections are read in turns while its event loop is late.
         self.read_turns = ReadTurns(self._tenant_shown)
         # Set by the server if it has TLS; read again with the tenants.
@@ -214,7 +211,6 @@ class IngestGateway:
             verified_room=SharedRoom(verified_bytes),
             anonymous_room=SharedRoom(self.settings.max_reading_bytes - verified_bytes),
             addresses=AddressBudgets(),
-            read_body=read_body_eagerly if self.plain_receive else read_body,
             large_bodies=LargeBodies(self.settings.body_seconds),
             tally=self.tally,
             admin_key=AdminKey(self.settings.admin_key),

@@ -19,7 +19,6 @@ from kpl_integrations.ingest.admission.senders import (
 )
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount, TenantAccounts
 from kpl_integrations.ingest.http.answers import Tally
-from kpl_integrations.ingest.http.bodies import ReadBody
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import FieldsByName, body_watcher, claim_request, mark_verified
@@ -36,7 +35,7 @@ class OpenGateway:
 
     Unfinished bodies of verified tenants use `verified_room`, those of all others `anonymous_room`. `addresses` bounds
     the refused requests that were not verified. `closing` is set when admission closes; long answers such as event
-    streams end then. `read_body` is how the records route reads a body, `large_bodies` decodes those that take long.
+    streams end then. `large_bodies` decodes those that take long.
     """
 
     settings: IngestSettings
@@ -49,7 +48,6 @@ class OpenGateway:
     verified_room: SharedRoom
     anonymous_room: SharedRoom
     addresses: AddressBudgets
-    read_body: ReadBody
     large_bodies: LargeBodies
     tally: Tally
     admin_key: AdminKey

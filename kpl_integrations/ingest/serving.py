@@ -84,8 +84,6 @@ class GatewayServer:
         self._socket = listening
         self._spares = spares
         settings = gateway.settings
-        # Its connections hand over a body without opening a cancel scope of their own.
-        gateway.plain_receive = True
         if settings.tls_certificate is not None and settings.tls_key is not None:
             gateway.certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
         connection = GatewayConnection.for_gateway(gateway, settings)

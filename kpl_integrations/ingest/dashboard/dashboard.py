@@ -84,7 +84,7 @@ class Dashboard:
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             room = self._opened.room_of_address(scope)
-            body = await read_body(receive, most_bytes=_MOST_FORM_BYTES, seconds=_FORM_SECONDS, room=room)
+            body = await read_body(scope, receive, most_bytes=_MOST_FORM_BYTES, seconds=_FORM_SECONDS, room=room)
         except ClientGone:
             return
         except Refused as refused:

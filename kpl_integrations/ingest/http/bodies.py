@@ -8,13 +8,14 @@ decoded at once.
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 
-from kpl_integrations.asgi.protocol import Receive
+from kpl_integrations.asgi.protocol import Receive, Scope
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import HeldBody, SenderRoom, SharedRoom
+from kpl_integrations.ingest.http.request_head import whole_body
 
 _LARGEST_DIGITS: Final = 18
 # The rest of a refused body is read for so long, and up to so many bytes.
@@ -24,15 +25,6 @@ _MOST_DROPPED_BYTES: Final = 1 << 26
 
 class ClientGone(Exception):  # noqa: N818 - reads as a sentence where it is raised
     """The client disconnected before its request was complete. There is nothing to answer."""
-
-
-class ReadBody(Protocol):
-    """How a route reads a body: `read_body`, or the eager variant of the fast path."""
-
-    async def __call__(
-        self, receive: Receive, *, most_bytes: int, seconds: float, room: SenderRoom | None = None
-    ) -> bytes:
-        """Return the body; see `read_body`."""
 
 
 def require_length(content_length: bytes | None, most_bytes: int, *, expect: bytes | None = None) -> None:
@@ -87,6 +79,7 @@ async def _cancel_at(event: anyio.Event, scope: anyio.CancelScope) -> None:
 
 
 async def read_body(
+    scope: Scope,
     receive: Receive,
     *,
     most_bytes: int,
@@ -99,6 +92,18 @@ async def read_body(
         Refused: it is larger than `most_bytes`, not complete after `seconds`, or its sender may use no more room.
         ClientGone: the client disconnected.
     """
+    whole = whole_body(scope.get("extensions"))
+    if whole is None:
+        return await _read_pieces(receive, most_bytes, seconds, room)
+    try:
+        require_size(len(whole), most_bytes)
+    except Refused as refused:
+        refused.work_bytes = len(whole)
+        raise
+    return whole
+
+
+async def _read_pieces(receive: Receive, most_bytes: int, seconds: float, room: SenderRoom | None) -> bytes:
     # It is written as the pieces arrive: joining 16 MiB of pieces at the end would take 10 ms.
     received = io.BytesIO()
     size = 0

@@ -29,7 +29,7 @@ from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.raw_answers import HTTP_2_PREFACE, NO_HTTP_2, REFUSALS, AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_cycle import RequestCycle
-from kpl_integrations.ingest.http.request_head import VERIFIED, refused_head
+from kpl_integrations.ingest.http.request_head import SERVER_HOOKS, refused_head
 from kpl_integrations.ingest.http.timed_request import TimedRequest
 from kpl_integrations.ingest.http.uvicorn_server import ServerPort
 
@@ -77,7 +77,7 @@ class HttpConnection(asyncio.Protocol):
         # The request that was received last, until its connection has answered it and is idle. One may still be
         # answered while others wait behind it, the next one at the right.
         self.cycle: Any = None
-        self.waiting: deque[tuple[RequestCycle, Any]] = deque()
+        self.waiting: deque[tuple[RequestCycle, Any, Scope]] = deque()
         self._running: RequestCycle | None = None
         self._in_head = self._is_new = True
         self._head_bytes = 0
@@ -307,22 +307,22 @@ class HttpConnection(asyncio.Protocol):
         if self.turns.is_active:
             application = timed = TimedRequest(self.reader, application)
             claim = timed.claim
-        verified = {"mark": self.verified, "claim": claim, "watch_body": self.reader.watch_body}
-        scope["extensions"] = {VERIFIED: verified}
         cycle = RequestCycle(
-            scope,
             self.transport,
             self.flow,
             start_of=self.start_of,
             answered=self._answered,
+            is_head=scope["method"] == "HEAD",
             keep_alive=scope["http_version"] != "1.0" and self.parser.should_keep_alive(),
             expects_continue=self.expects_continue,
         )
+        hooks = {"mark": self.verified, "claim": claim, "watch_body": self.reader.watch_body}
+        scope["extensions"] = {SERVER_HOOKS: {**hooks, "whole_body": cycle.whole_body}}
         if self.is_answering():
             self.flow.pause_reading()
-            self.waiting.appendleft((cycle, application))
+            self.waiting.appendleft((cycle, application, scope))
         else:
-            self._run(cycle, application)
+            self._run(cycle, application, scope)
         self.cycle = cycle
 
     def _scope(self) -> Scope:
@@ -344,10 +344,10 @@ class HttpConnection(asyncio.Protocol):
             "headers": self.headers,
         }
 
-    def _run(self, cycle: RequestCycle, application: Any) -> None:  # noqa: ANN401 - an ASGI application
+    def _run(self, cycle: RequestCycle, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
         self._running = cycle
         tasks = self.server.shared.tasks
-        task = self.loop.create_task(cycle.run(application))
+        task = self.loop.create_task(cycle.run(application, scope))
         task.add_done_callback(tasks.discard)
         tasks.add(task)
 

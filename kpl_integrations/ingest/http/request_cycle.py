@@ -30,21 +30,22 @@ def _nothing() -> None:
 class RequestCycle:
     """A request from its head to the end of its answer.
 
-    `start_of` returns the first bytes of an answer by status. `answered` is called when the answer is complete.
+    `start_of` returns the first bytes of an answer by status. `answered` is called when the answer is complete. The
+    answer to HEAD has no body.
     """
 
     def __init__(
         self,
-        scope: Scope,
         transport: asyncio.Transport,
         flow: ConnectionFlow,
         *,
         start_of: Callable[[int], bytes],
         answered: Callable[[], None],
+        is_head: bool,
         keep_alive: bool,
         expects_continue: bool,
     ) -> None:
-        self._scope = scope
+        self._is_head = is_head
         self._transport = transport
         self._flow = flow
         self._start_of = start_of
@@ -55,6 +56,7 @@ class RequestCycle:
         # The pieces of the body that the application has not taken, and whether more will come.
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
+        self._has_taken = False
         self.more_body = True
         self._changed = asyncio.Event()
         self._has_started = False
@@ -88,10 +90,10 @@ class RequestCycle:
             self.disconnected = True
         self._changed.set()
 
-    async def run(self, application: Any) -> None:  # noqa: ANN401 - an ASGI application
+    async def run(self, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
         """Let the application answer. If it fails, answer 500, or close the connection if an answer has begun."""
         try:
-            await application(self._scope, self.receive, self.send)
+            await application(scope, self.receive, self.send)
             if not (self.response_complete or self.disconnected):
                 _log.error("the application did not complete its answer")
         except Exception:  # noqa: BLE001 - an application may raise anything
@@ -109,6 +111,11 @@ class RequestCycle:
 
     # From the application
 
+    def whole_body(self) -> bytes | None:
+        """Return the body if all of it has arrived and nothing was taken; None: call `receive`."""
+        must_wait = self.more_body or self._has_taken or self._expects_continue or self.disconnected
+        return None if must_wait else self._take_body()
+
     async def receive(self) -> Message:
         """Return what has arrived of the body, or wait for it; or for the end of the answer or the connection."""
         if self._expects_continue and not self._transport.is_closing():
@@ -120,9 +127,12 @@ class RequestCycle:
             self._changed.clear()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._take_body(), "more_body": self.more_body}
+
+    def _take_body(self) -> bytes:
+        self._has_taken = True
         pieces, self._pieces, self._waiting_bytes = self._pieces, [], 0
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def send(self, message: Message) -> None:
         """Send the start or a part of the answer, once the client reads.
@@ -149,7 +159,7 @@ class RequestCycle:
         self._bytes_left = self._add_fields(lines, headers)
         self._has_started = True
         self._expects_continue = False
-        if self._scope["method"] == "HEAD" or status in _WITHOUT_BODY:
+        if self._is_head or status in _WITHOUT_BODY:
             self._bytes_left = 0
         elif self._bytes_left is None and _CHUNKED not in lines:
             lines.append(_CHUNKED)
@@ -176,7 +186,7 @@ class RequestCycle:
         return length
 
     def _send_body(self, body: bytes, *, more_body: bool) -> None:
-        if self._scope["method"] == "HEAD":
+        if self._is_head:
             body = b""
         if self._bytes_left is None:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""

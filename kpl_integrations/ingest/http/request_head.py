@@ -12,8 +12,8 @@ from kpl_integrations.ingest.tenants import ACKS, Ack, Tenant
 
 ACK_HEADER: Final = b"x-ack"
 FORWARDED_FOR: Final = b"x-forwarded-for"
-# The ASGI extension by which a route tells the server that the client has valid credentials.
-VERIFIED: Final = "kpl_integrations.verified"
+# The ASGI extension by which a route tells the gateway's own server whose request it is, and asks for its body.
+SERVER_HOOKS: Final = "kpl_integrations.server"
 # Content types for which no other header field is read, in the spelling of nearly all clients.
 PLAIN_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
 _PLAIN_TYPES: Final = {name.encode(): name for name in PLAIN_CONTENT_TYPES}
@@ -56,13 +56,18 @@ _NO_OPTIONS: Final = RequestOptions()
 
 def mark_verified(extensions: Extensions) -> None:
     """Tell the server that the client of this request has valid credentials; `extensions` are the scope's."""
-    if extensions is not None and VERIFIED in extensions:
-        extensions[VERIFIED]["mark"]()
+    if extensions is not None and SERVER_HOOKS in extensions:
+        extensions[SERVER_HOOKS]["mark"]()
 
 
 def body_watcher(extensions: Extensions) -> Callable[[Any], object] | None:
     """Return what keeps pauses of reading out of the time limit of this request's body; None: nothing pauses it."""
-    return extensions[VERIFIED]["watch_body"] if extensions is not None and VERIFIED in extensions else None
+    return extensions[SERVER_HOOKS]["watch_body"] if extensions is not None and SERVER_HOOKS in extensions else None
+
+
+def whole_body(extensions: Extensions) -> bytes | None:
+    """Return the body of this request if the server has all of it, which then saves a timer; else call `receive`."""
+    return extensions[SERVER_HOOKS]["whole_body"]() if extensions is not None and SERVER_HOOKS in extensions else None
 
 
 def claim_request(extensions: Extensions, tenant: Tenant | None) -> None:
@@ -71,7 +76,7 @@ def claim_request(extensions: Extensions, tenant: Tenant | None) -> None:
     Raises:
         Refused: the tenant has used more than its share of CPU time, and this request cannot wait.
     """
-    if extensions is not None and VERIFIED in extensions and extensions[VERIFIED]["claim"](tenant) is False:
+    if extensions is not None and SERVER_HOOKS in extensions and extensions[SERVER_HOOKS]["claim"](tenant) is False:
         raise over_cpu_share(tenant)
 
 

@@ -199,7 +199,7 @@ class KinesisWireRoute:
         require_length(None if length is None else length.encode("latin-1"), most)
         body = b""
         try:
-            body = await read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
+            body = await read_body(scope, receive, most_bytes=most, seconds=settings.body_seconds, room=room)
             hashed = sha256()
             await gateway.large_bodies.add_to_hash(hashed, body)
             return gateway.accounts.of(require_signed(hashed.hexdigest())), body

@@ -88,7 +88,7 @@ class OtlpRoute:
             stream, ack = await self._destination(account, media_type, headers)
             require_length(headers.get(b"content-length"), settings.max_body_bytes)
             most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.room_of(account, scope)
-            body = await read_body(receive, most_bytes=most, seconds=seconds, room=room)
+            body = await read_body(scope, receive, most_bytes=most, seconds=seconds, room=room)
             work_bytes = len(body)
             records, deliveries, counts = await self._put(account, (stream, ack), media_type, headers, body, room)
             try:

@@ -38,7 +38,7 @@ from kpl_integrations.ingest.decoding import (
     decode_singles,
     pieces_of,
 )
-from kpl_integrations.ingest.http.bodies import require_length, require_size
+from kpl_integrations.ingest.http.bodies import read_body, require_length, require_size
 from kpl_integrations.ingest.http.large_bodies import small_body
 from kpl_integrations.ingest.http.request_head import (
     FORWARDED_FOR,
@@ -122,7 +122,7 @@ class RecordsRoute:
             most = settings.max_body_bytes
             require_length(headers.get(b"content-length"), most, expect=headers.get(b"expect"))
             room = self._gateway.room_of(account, scope)
-            body = await self._gateway.read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
+            body = await read_body(scope, receive, most_bytes=most, seconds=settings.body_seconds, room=room)
             received_bytes = len(body)
             key_header = headers.get(b"idempotency-key")
             answering = partial(self._put_and_wait, head, body, ack, account, stream, room)

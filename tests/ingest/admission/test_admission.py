@@ -14,7 +14,7 @@ from kpl_core import SpoolOptions
 from kpl_core.testing import Effect, ErrorAnswer, FakeKinesis, FakeTransport, ResetBeforeCommit, When
 from kpl_integrations.ingest import REFUSALS, IngestGateway, Refusal, load_settings
 from kpl_integrations.ingest.http.answers import REGISTERED_TYPES
-from kpl_integrations.ingest.http.request_head import VERIFIED
+from kpl_integrations.ingest.http.request_head import SERVER_HOOKS
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.gateway_scene import (
     JSON,
@@ -107,10 +107,11 @@ async def slow_body(gateway: IngestGateway) -> Answer:
 
 async def cpu_share(gateway: IngestGateway) -> Answer:
     """The server says whether a request may wait for its tenant's turn."""
-    server = {"mark": lambda: None, "claim": lambda tenant: tenant.id != "acme", "watch_body": lambda _: None}
+    server: dict[str, Any] = {"mark": lambda: None, "claim": lambda tenant: tenant.id != "acme"}
+    server |= {"watch_body": lambda _: None, "whole_body": lambda: None}
 
     async def claimed(scope: Any, receive: Any, send: Any) -> None:
-        await gateway({**scope, "extensions": {VERIFIED: server}}, receive, send)
+        await gateway({**scope, "extensions": {SERVER_HOOKS: server}}, receive, send)
 
     application: Any = claimed
     assert (await Client(application, "slow").post(ONE)).status == 202

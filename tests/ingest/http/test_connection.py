@@ -10,6 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from kpl_integrations.ingest.http.connection import HttpConnection
+from kpl_integrations.ingest.http.request_head import SERVER_HOOKS
 from tests.support.virtual_time import Backend, virtual_time_backend
 
 pytestmark = pytest.mark.anyio
@@ -231,3 +232,28 @@ async def test_a_client_that_does_not_read_stops_the_application():
     await asyncio.sleep(1)
     # What it sends now goes nowhere.
     assert sent == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        (["content-length: 2\r\n\r\nab"], b"ab"),
+        (["content-length: 2\r\n\r\n", "ab"], None),
+        (["content-length: 0\r\n\r\n"], b""),
+        (["content-length: 2\r\nexpect: 100-continue\r\n\r\nab"], None),
+    ],
+)
+async def test_a_body_that_has_arrived_is_there_without_waiting(pieces, whole):
+    heard: list[Any] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        take = scope["extensions"][SERVER_HOOKS]["whole_body"]
+        heard.append(take())
+        # What was taken is not there again.
+        message = await receive() if heard[0] is None else {"body": take() or heard[0]}
+        heard.append(message["body"])
+        await answer(b"", status=204)(scope, receive, send)
+
+    first = b"POST /a HTTP/1.1\r\nhost: x\r\n"
+    await asked(application, first + pieces[0].encode(), *(each.encode() for each in pieces[1:]))
+    assert heard == [whole, b"" if whole == b"" else b"ab"]

@@ -141,7 +141,6 @@ class Server:
         self.transport = kinesis()
         directory = OpenTenants(Tenant(id="local", otlp_streams={"logs": STREAM}))
         self.gateway: IngestGateway = gateway_of(self.transport, directory, record_max_buffered_time_ms=5)
-        self.gateway.plain_receive = is_own
         make: Any = GatewayConnection.for_gateway(self.gateway, load_settings()) if is_own else H11Protocol
         config = uvicorn.Config(self.gateway, http=make, lifespan="off", ws="none", log_config=None, access_log=False)
         config.load()
