@@ -114,7 +114,7 @@ def test_the_children_of_a_pool_deliver_what_they_logged_by_default(start: str, 
 @pytest.mark.parametrize("start", STARTS[1:])
 @pytest.mark.parametrize("application", ["nothing", "trio"])
 def test_a_child_hears_a_signal_that_does_not_interrupt_its_main_thread(start: str, application: str) -> None:
-    """A pool's worker waited for its semaphore for ever where `trio.run` had the wakeup file descriptor before."""
+    """Where `trio.run` had the wakeup file descriptor, a pool's worker never stopped waiting for its semaphore."""
     status, arrived, printed = run_with_kinesis(MISSED, start, application)
     assert (status, len(arrived), printed) == (str(SIGTERM_EXIT), 1, "")
 

@@ -1,1 +1,1 @@
-"""The fast path inside uvicorn's HTTP protocol. `KPL_INGEST_FAST_PATH=false` turns it off."""
+"""The fast path: a connection that answers most requests without a task and without ASGI messages."""

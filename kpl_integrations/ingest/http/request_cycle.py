@@ -113,8 +113,10 @@ class RequestCycle:
 
     def whole_body(self) -> bytes | None:
         """Return the body if all of it has arrived and nothing was taken; None: call `receive`."""
-        must_wait = self.more_body or self._has_taken or self._expects_continue or self.disconnected
-        return None if must_wait else self._take_body()
+        if self.more_body or self._has_taken or self._expects_continue or self.disconnected:
+            return None
+        self._flow.resume_reading()
+        return self._take_body()
 
     async def receive(self) -> Message:
         """Return what has arrived of the body, or wait for it; or for the end of the answer or the connection."""

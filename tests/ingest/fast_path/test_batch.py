@@ -80,7 +80,7 @@ async def lines(count: int, **options: Any) -> AsyncIterator[tuple[IngestGateway
         made = [line_to(gateway, kind) for _ in range(count)]
         for line in made:
             await line.hear(ASKED["one"])
-            line.wire.said = b""
+            line.wire.writes.clear()
         yield gateway, made
         for line in made:
             line.protocol.connection_lost(None)

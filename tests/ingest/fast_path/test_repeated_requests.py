@@ -14,6 +14,7 @@ from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
 from kpl_integrations.ingest.settings_sources import load_settings
 from kpl_integrations.ingest.tenants import Tenant
+from tests.ingest.wire import Wire
 from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.support.producer_scene import stored
 from tests.support.virtual_time import run_in_virtual_time
@@ -57,30 +58,6 @@ ASKED = {
     "no HTTP": b"Nonsense\r\n\r\n",
 }
 ASKED["the rest of one"] = ASKED["one"][20:]
-
-
-class Wire(asyncio.Transport):
-    """Records the bytes of a server."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said = b""
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        self.said += data
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
 
 
 class Line(NamedTuple):

@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.request_head import SERVER_HOOKS
+from tests.ingest.wire import Wire
 from tests.support.virtual_time import Backend, virtual_time_backend
 
 pytestmark = pytest.mark.anyio
@@ -22,31 +23,6 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 def anyio_backend() -> Backend:
     """Connections are asyncio's."""
     return virtual_time_backend("asyncio")
-
-
-class Wire(asyncio.Transport):
-    """Notes each write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.writes.append(bytes(data))
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def pause_reading(self) -> None:
-        pass
-
-    resume_reading = pause_reading
 
 
 def connect(application: Application, **options: Any) -> tuple[Any, Wire]:
@@ -257,3 +233,20 @@ async def test_a_body_that_has_arrived_is_there_without_waiting(pieces, whole):
     first = b"POST /a HTTP/1.1\r\nhost: x\r\n"
     await asked(application, first + pieces[0].encode(), *(each.encode() for each in pieces[1:]))
     assert heard == [whole, b"" if whole == b"" else b"ab"]
+
+
+async def test_a_large_body_that_was_taken_does_not_stop_the_reading():
+    """A client that leaves while its answer is pending is noticed only by reading."""
+    flow: list[bool] = []
+
+    async def application(scope: Any, _receive: Any, send: Any) -> None:
+        flow.append(connection.flow.read_paused)
+        assert len(scope["extensions"][SERVER_HOOKS]["whole_body"]()) == 100_000
+        flow.append(connection.flow.read_paused)
+        await answer(b"", status=204)(scope, _receive, send)
+
+    connection, _ = connect(application)
+    connection.data_received(b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + bytes(100_000))
+    await asyncio.sleep(1)
+    assert flow == [True, False]
+    connection.connection_lost(None)

@@ -19,6 +19,7 @@ from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
 from kpl_integrations.ingest.settings_sources import load_settings
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
+from tests.ingest.wire import Wire
 from tests.support.gateway_scene import JSON, NDJSON, STREAM, gateway_of, kinesis
 from tests.support.producer_scene import stored
 from tests.support.virtual_time import run_in_virtual_time
@@ -106,32 +107,6 @@ REFUSED_BY_OURS = {
     "folded field": asked("host: x", "a: b", " c", "content-length: 0"),
     "two equal lengths": post(ONE, "content-length: 32"),
 }
-
-
-class Wire(asyncio.Transport):
-    """A transport that notes what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said = b""
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self.closed:
-            self.said += bytes(data)
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def pause_reading(self) -> None:
-        pass
-
-    resume_reading = pause_reading
 
 
 class Server:

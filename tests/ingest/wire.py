@@ -1,0 +1,34 @@
+"""A transport without a socket, for one connection of a gateway."""
+
+import asyncio
+
+
+class Wire(asyncio.Transport):
+    """Notes each write, until it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    @property
+    def said(self) -> bytes:
+        """Return all that was written."""
+        return b"".join(self.writes)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self.closed:
+            self.writes.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
