@@ -1,4 +1,4 @@
-"""Simulate a producer and a gateway, seed by seed: `python -m tests.world.simulate`.
+"""Simulate a producer, one with a spool, and a gateway, seed by seed: `python -m tests.world.simulate`.
 
 It prints what happened, and for each sentence that is false the command that repeats its run.
 """
@@ -13,8 +13,10 @@ from random import randrange
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Run
 from tests.world.producer_story import run_story
+from tests.world.spool_story import run_spool_story
 from tests.world.world_loop import fix_hash_seed
 
+STORIES = (run_story, run_spool_story, run_gateway_story)
 MOST_SEED = 1_000_000
 SHOWN = 20
 COMMAND = "python -m tests.world.simulate"
@@ -30,7 +32,7 @@ def main() -> int:
     began, runs, failures = time.process_time(), list[Run](), list[str]()
     seed = given.seed
     while not runs or time.process_time() - began < given.seconds:
-        latest = [run_story(seed), run_gateway_story(seed)]
+        latest = [run(seed) for run in STORIES]
         failures += [f"{sentence}: {COMMAND} --seed {seed}" for run in latest for sentence in run.false]
         runs += latest
         seed += 1

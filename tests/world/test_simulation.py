@@ -1,10 +1,20 @@
-"""A producer and a gateway in the world keep their promises, whatever the seed. `make simulate` runs many seeds."""
+"""Producers, with a spool and without, and a gateway in the world keep their promises, whatever the seed.
 
+`make simulate` runs many seeds.
+"""
+
+import contextlib
+import sqlite3
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
 from kpl_core.durability.breaker_gate import WHOLE_STREAM, BreakerGate
+from kpl_core.durability.durable_ledger import DurableLedger
+from kpl_core.durability.spool.claims import Claimed
+from kpl_core.durability.spool.spool import Spool
+from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter, _merged
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.producer.report import ProducerReport
 from kpl_core.testing import FakeKinesis
@@ -12,21 +22,22 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Ledger, Run, conserved, delivered_is_stored, one_result_each, report_equals_results
 from tests.world.producer_story import run_story
-from tests.world.simulate import summary
+from tests.world.simulate import STORIES, summary
+from tests.world.spool_story import run_spool_story
 
 FIXED = range(1, 6)
 # The seeds in which a fault that was put in must be seen.
 TRIED = 60
 
 
-@pytest.mark.parametrize("run", [run_story, run_gateway_story])
+@pytest.mark.parametrize("run", STORIES)
 @pytest.mark.parametrize("seed", FIXED)
 def test_nothing_is_false_of_a_run(run, seed):
     assert run(seed).false == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("run", [run_story, run_gateway_story])
+@pytest.mark.parametrize("run", STORIES)
 @pytest.mark.parametrize("first", range(1_000, 1_040, 10))
 def test_nothing_is_false_of_many_runs(run, first):
     found = [(seed, run(seed).false) for seed in range(first, first + 10)]
@@ -58,6 +69,37 @@ def test_a_quiet_tenant_that_is_refused_because_the_noisy_ones_are_is_seen(monke
     """As it was until November 2026: of the noisy ones nothing was taken for seconds, so it had the highest rate."""
     monkeypatch.setattr(TenantAccount, "count_shed", lambda *_: None)
     assert "Over the tenant's share of the queue" in found_from(14, run_gateway_story)[0]
+
+
+def test_a_spool_that_acknowledges_before_its_commit_is_seen(monkeypatch):
+    def commit(self: SpoolWriter, work: list[CommitRequest]) -> None:
+        for each in work:
+            each.settle(True)
+            each.done.set_result(each.result)
+        with contextlib.suppress(sqlite3.Error):
+            self._on_commit(self._store.commit(_merged(work)))
+
+    monkeypatch.setattr(SpoolWriter, "_commit", commit)
+    # A full disk then has what the producer believes to be in its file.
+    assert found_from(1, run_spool_story) != []
+
+
+def test_records_that_no_disk_took_and_that_are_called_spooled_are_seen(monkeypatch):
+    settle = DurableLedger.settle_fallbacks
+    monkeypatch.setattr(DurableLedger, "settle_fallbacks", lambda self, records, _: settle(self, records, "spooled"))
+    assert "said to be in the spool and never delivered" in found_from(1, run_spool_story)[0]
+
+
+def test_records_that_are_deleted_from_the_spool_when_they_are_sent_are_seen(monkeypatch):
+    claim = Spool.claim_backlog_nowait
+
+    def claim_and_delete(self: Spool, limit: int, **bounds: int) -> "Future[list[Claimed]]":
+        claimed = claim(self, limit, **bounds)
+        claimed.add_done_callback(lambda done: self.confirm([each.id for each in done.result()]))
+        return claimed
+
+    monkeypatch.setattr(Spool, "claim_backlog_nowait", claim_and_delete)
+    assert "and never delivered" in found_from(1, run_spool_story)[0]
 
 
 def test_room_that_is_given_back_twice_is_seen(monkeypatch):

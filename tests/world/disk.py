@@ -1,0 +1,127 @@
+"""The disk of a world: the spool's real SQLite file, whose writer runs at virtual instants instead of in a thread.
+
+Faults enter where the store commits: slow, full, read-only, broken for good. A power cut is a copy of the file as it is
+between two commits, because a commit is on the disk when its future completes.
+"""
+
+import asyncio
+import math
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import pytest
+
+from kpl_core.durability.spool import spool, spool_writer
+from kpl_core.durability.spool.spool_error import SpoolClosed
+from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter
+from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
+
+Answer = TypeVar("Answer")
+
+# What a commit raises, by the name of the fault.
+DISK_FAULTS: dict[str, int] = {"full disk": sqlite3.SQLITE_FULL, "read-only disk": sqlite3.SQLITE_READONLY}
+SLOW_DISK = "slow disk"
+
+
+class Disk:
+    """What is wrong with the disk now."""
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+        self.seconds = 0.001
+        self.commits = self.failed_commits = 0
+
+    def check(self) -> None:
+        """Raise as SQLite does if a commit fails now."""
+        code = None if self.fault is None else DISK_FAULTS.get(self.fault)
+        if code is not None:
+            self.failed_commits += 1
+            error = sqlite3.OperationalError(f"the world has a {self.fault}")
+            error.sqlite_errorcode = code
+            raise error
+        self.commits += 1
+
+
+class WorldWriter(SpoolWriter):
+    """The writer of a spool. Each of its steps is a timer of the world's loop."""
+
+    disk: Disk
+
+    def start(self) -> None:
+        self._planned_at = math.inf
+
+    def submit(self, work: CommitRequest) -> None:
+        super().submit(work)
+        self._plan()
+
+    def ask(self, question: Callable[[SpoolStore], Answer]) -> "Future[Answer]":
+        answer = super().ask(question)
+        self._plan()
+        return answer
+
+    def close(self, timeout: float | None) -> bool:
+        del timeout
+        self._closing = True
+        if self._refusal is None:
+            self._refusal = SpoolClosed("the world's spool is closed")
+        self._run()
+        return True
+
+    def _plan(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() if self._questions else max(self._group.due_at(), loop.time())
+        at = due + self.disk.seconds
+        if at < self._planned_at and due < math.inf:
+            self._planned_at = at
+            loop.call_at(at, self._turn, at)
+
+    def _turn(self, planned_at: float) -> None:
+        if planned_at != self._planned_at or self._closing:
+            return
+        self._planned_at = math.inf
+        if self._questions or self._group.due_at() <= asyncio.get_running_loop().time():
+            _ = self._step()
+        self._plan()
+
+
+@contextmanager
+def world_disk() -> Iterator[Disk]:
+    """Let the spools that are opened in this block use a disk of the world."""
+    disk = Disk()
+    commit: Callable[[SpoolStore, Changes], Removed] = SpoolStore.commit
+    probe: Callable[[SpoolStore], None] = SpoolStore.probe
+
+    def checked_commit(self: SpoolStore, changes: Changes) -> Removed:
+        disk.check()
+        return commit(self, changes)
+
+    def checked_probe(self: SpoolStore) -> None:
+        disk.check()
+        probe(self)
+
+    async def run_at_an_instant(function: Callable[[], Any], *arguments: Any, **_: Any) -> Any:
+        await asyncio.sleep(disk.seconds)
+        return function(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool, "SpoolWriter", type("Writer", (WorldWriter,), {"disk": disk}))
+        patch.setattr(spool_writer, "monotonic", lambda: asyncio.get_running_loop().time())
+        patch.setattr(SpoolStore, "commit", checked_commit)
+        patch.setattr(SpoolStore, "probe", checked_probe)
+        patch.setattr(anyio.to_thread, "run_sync", run_at_an_instant)
+        yield disk
+
+
+def copy_of(path: Path, to: Path) -> Path:
+    """Copy a spool as a power cut leaves it, and return the path of the copy."""
+    for suffix in ("", "-wal"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            shutil.copyfile(part, to.with_name(to.name + suffix))
+    return to

@@ -1,0 +1,188 @@
+"""A producer with a spool in the world: service and disk fail, and at one instant the power is cut; all by one seed.
+
+The spool is the real one, on a real SQLite file (`disk.py`). After the story, two more producers open what is left: the
+file itself, and the copy that the power cut left. Each delivers what it finds.
+"""
+
+import asyncio
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from kpl_core import BreakerPolicy, BufferFull, Config, Delivery, NotSpooled, Producer, ProducerReport, SpoolOptions
+from kpl_core.durability.durable_ledger import MOST_PENDING
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+from tests.support.consumers import read_everything
+from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
+from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, shown
+from tests.world.network import World
+from tests.world.producer_story import STREAM
+from tests.world.service_faults import SERVICE_FAULTS, arm
+from tests.world.world_loop import run_in_world
+
+STORY_SECONDS = 30.0
+# With ordering per key, a record of each of the keys is in flight, for 0.1 s in the buffer and a round trip.
+DRAIN_SECONDS = 150.0
+MOST_RECORDS = 3_000
+
+
+class _SpoolStory:
+    def __init__(self, world: World, disk: Disk, folder: Path) -> None:
+        chance = world.chance
+        self.world, self.chance, self.disk, self.folder = world, chance, disk, folder
+        self.path = folder / "spool.db"
+        self.service_faults = [name for name in SERVICE_FAULTS if chance.random() < 0.2]
+        self.disk_faults = [name for name in (*DISK_FAULTS, SLOW_DISK) if chance.random() < 0.4]
+        self.writes_ahead = chance.random() < 0.5
+        self.ttl_ms = chance.choice([2_000.0, 10_000.0])
+        self.options: dict[str, Any] = {
+            "aggregation_enabled": chance.random() < 0.6,
+            "max_outstanding_records": chance.choice([50, 1_000]),
+            "record_ttl_ms": self.ttl_ms,
+            "request_timeout_ms": chance.choice([500, 2_000]),
+            "connect_timeout_ms": 500,
+            "ordering": chance.choice(["none", "none", "per_key"]),
+            "breaker": BreakerPolicy() if chance.random() < 0.7 else None,
+        }
+        self.commit_ms = chance.choice([1.0, 20.0])
+        self.kinesis = FakeKinesis({STREAM: chance.choice([1, 3])}, chance=chance.random)
+        self.transport = FakeTransport(self.kinesis, latency_seconds=chance.choice([0.002, 0.05]))
+        self.ledger = Ledger()
+        # Records of which a client knows that they are on the disk, before the power cut.
+        self.durable: list[Put] = []
+        self.is_cut = False
+        self.false: list[str] = []
+
+    def config(self, path: Path) -> Config:
+        mode: Any = "write_ahead" if self.writes_ahead else "overflow"
+        spool = SpoolOptions(path=path, mode=mode, commit_interval_ms=self.commit_ms)
+        return Config(region="us-east-1", spool=spool, **self.options)
+
+    def check(self, producer: Producer) -> None:
+        if not self.false:
+            report = producer.report()
+            self.false += conserved(report, self.ledger)
+            limit = producer.config.max_outstanding_records
+            if report.buffered > limit + max(MOST_PENDING, limit):
+                self.false.append(f"{report.buffered} records buffered or waiting for the disk, of {limit}")
+
+    async def client(self, producer: Producer, name: str, until: float) -> None:
+        chance = self.chance
+        rate, waits = chance.choice([5.0, 50.0]), chance.random() < 0.5
+        while self.world.now() < until and len(self.ledger.puts) < MOST_RECORDS:
+            put = self.ledger.made(f"{name}, {chance.randrange(10)}", chance.choice([20, 500]))
+            delivery: Delivery | None = None
+            try:
+                if waits:
+                    delivery = await producer.put(STREAM, **put.arguments())
+                else:
+                    delivery = producer.put_nowait(STREAM, **put.arguments())
+            except (BufferFull, NotSpooled):
+                self.ledger.refused(put)
+            else:
+                self.ledger.accepted(put, delivery)
+                if waits and self.writes_ahead and not self.is_cut:
+                    self.durable.append(put)
+            self.check(producer)
+            await asyncio.sleep(chance.expovariate(rate))
+
+    async def faults(self, until: float) -> None:
+        chance, world = self.chance, self.world
+        while self.service_faults and world.now() < until:
+            seconds = min(chance.expovariate(0.2), until - world.now())
+            arm(self.kinesis.faults, chance.choice(self.service_faults), chance, now=world.now(), seconds=seconds)
+            await asyncio.sleep(chance.expovariate(0.3))
+
+    async def disk_trouble(self, until: float) -> None:
+        chance, disk = self.chance, self.disk
+        while self.disk_faults and self.world.now() < until:
+            await asyncio.sleep(chance.expovariate(0.2))
+            name = chance.choice(self.disk_faults)
+            if name == SLOW_DISK:
+                disk.seconds = chance.choice([0.05, 1.0])
+            else:
+                disk.fault = name
+            await asyncio.sleep(min(chance.expovariate(0.3), max(0.0, until - self.world.now())))
+            disk.fault, disk.seconds = None, 0.001
+
+    async def power_cut(self) -> None:
+        await asyncio.sleep(self.chance.uniform(1.0, STORY_SECONDS))
+        self.is_cut = True
+        self.durable += [put for put, result in self.ledger.with_results() if result.kept == "spooled"]
+        self.delivered = {read.data for read in read_everything(self.kinesis, STREAM)}
+        _ = copy_of(self.path, self.folder / "cut.db")
+
+    async def tell(self) -> None:
+        async with Producer(self.config(self.path), transport=self.transport) as producer:
+            async with asyncio.TaskGroup() as tasks:
+                _ = tasks.create_task(self.faults(STORY_SECONDS))
+                _ = tasks.create_task(self.disk_trouble(STORY_SECONDS))
+                _ = tasks.create_task(self.power_cut())
+                for number in range(self.chance.randint(1, 3)):
+                    _ = tasks.create_task(self.client(producer, f"client {number}", STORY_SECONDS))
+            self.kinesis.faults.clear()
+            await self.drained(producer)
+            self.check(producer)
+            report = await producer.close()
+        self.after_close(report)
+        await self.replayed(self.path)
+        kept = [put for put, result in self.ledger.with_results() if result.kept == "spooled"]
+        self.arrived("said to be in the spool", kept)
+        await self.replayed(self.folder / "cut.db")
+        self.arrived("on the disk before the power cut", self.durable)
+
+    async def replayed(self, path: Path) -> None:
+        """Let a producer deliver what is in a spool."""
+        async with Producer(self.config(path), transport=self.transport) as producer:
+            await self.drained(producer)
+
+    async def drained(self, producer: Producer) -> None:
+        """Wait until no record is in the buffer and in the spool."""
+        assert producer.spool is not None
+        until = self.world.now() + DRAIN_SECONDS
+        while producer.spool.statistics().records or producer.report().buffered:
+            if self.world.now() > until:
+                self.false.append(f"not drained: {producer.report()}, {producer.spool.statistics()}")
+                return
+            await asyncio.sleep(0.5)
+
+    def arrived(self, what: str, puts: list[Put]) -> None:
+        there = {read.data for read in read_everything(self.kinesis, STREAM)}
+        missing = [put.number for put in puts if put.data not in there]
+        if missing:
+            self.false.append(f"{what} and never delivered: {shown(missing)}")
+
+    def after_close(self, report: ProducerReport) -> None:
+        without = [put.number for put in self.ledger.puts if put.delivery is not None and put.delivery.peek() is None]
+        if without:
+            self.false.append(f"no result: {shown(without)}")
+        self.false += delivered_is_stored(self.ledger, self.kinesis, STREAM, self.world.now())
+        if (
+            report.buffered
+            or report.accepted != report.delivered + report.failed_total + report.spooled + report.dead_lettered
+        ):
+            self.false.append(f"the books do not close: {report}")
+
+
+def run_spool_story(seed: int) -> Run:
+    """Run the story of a seed."""
+    random.seed(seed)
+    with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
+        return run_in_world(lambda: _story(World(seed), disk, Path(folder)))
+
+
+async def _story(world: World, disk: Disk, folder: Path) -> Run:
+    story = _SpoolStory(world, disk, folder)
+    await story.tell()
+    outcomes = Counter(result.error_code or "delivered" for _, result in story.ledger.with_results())
+    return Run(
+        story.service_faults + story.disk_faults,
+        world.now(),
+        len(story.ledger.puts),
+        len(story.transport.requests),
+        outcomes,
+        story.false,
+    )
