@@ -172,7 +172,8 @@ async def test_without_traffic_a_failure_ends_after_five_minutes(code: str, answ
 
 async def test_a_failure_counts_on_while_records_of_its_stream_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = kinesis()
-    async with open_gateway(transport, record_ttl_ms=3_600_000) as gateway:
+    # By chance, a record is tried ten times in five seconds. With the default minimum that opens the breaker.
+    async with open_gateway(transport, record_ttl_ms=3_600_000, breaker_minimum_records=1_000) as gateway:
         fault = denied(transport, "ServiceUnavailable")
         assert (await Client(gateway).post(records(1))).status == 202
         await anyio.sleep(5.0)
