@@ -34,7 +34,7 @@ export COVERAGE_FILE := $(abspath $(VENV))/.coverage
 
 CORE_TESTS := $(addprefix tests/,options records pipeline fairness durability producer transport background)
 # What the kernels in C run under: every way to put, and what follows a put.
-KERNEL_TESTS := $(addprefix tests/,pipeline fairness durability producer background ingest/routes ingest/streams ingest/fast_path)
+KERNEL_TESTS := $(addprefix tests/,pipeline fairness durability producer background ingest/request ingest/routes ingest/streams ingest/fast_path)
 
 # The exact versions of the test environments, with hashes. `make lock` writes them; the tests never take others.
 LOCKED   := .ci/locked

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -26,42 +27,37 @@ from kpl_core.transport import KinesisTransport
 from kpl_core.transport.default_transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.host_names import HostNames
+from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttempts, SharedRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
-from kpl_integrations.ingest.fast_path.sync_answer import (
-    PendingAnswer,
-    SyncAnswer,
-    most_single_bytes,
-    sync_answer,
-    sync_answer_together,
-    sync_head,
-    sync_refusal,
-)
+from kpl_integrations.ingest.fast_path.requests import records_head_of
 from kpl_integrations.ingest.http.access_log import AccessLog
-from kpl_integrations.ingest.http.answers import (
-    Headers,
-    Tally,
-    json_headers,
-    quota_headers,
-    send_answer,
-    send_refusal,
-)
-from kpl_integrations.ingest.http.bodies import ClientGone, drop_rest
+from kpl_integrations.ingest.http.answers import Headers, Tally, send_answer, send_refusal
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.cors import CrossOrigin
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
-from kpl_integrations.ingest.http.request_head import RecordsHead
-from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.http.request_head import (
+    FORWARDED_FOR,
+    RecordsHead,
+    Server,
+    header_fields,
+    records_head,
+    server_of,
+)
+from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.openapi import openapi_document
 from kpl_integrations.ingest.outside_parts import WatchedSink, dead_letter_sink, opentelemetry_metrics
 from kpl_integrations.ingest.parts.watch import PartsWatch
-from kpl_integrations.ingest.routes.kinesis_wire import KinesisWireRoute
-from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, OtlpRoute
-from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
+from kpl_integrations.ingest.request.kinesis_wire import KinesisRequest, signed_request
+from kpl_integrations.ingest.request.needs import Need, Steps
+from kpl_integrations.ingest.request.otlp import OTLP_PATHS, OtlpRequest
+from kpl_integrations.ingest.request.records import PREFIX, SUFFIX, RecordsRequest
+from kpl_integrations.ingest.request.request import Request
+from kpl_integrations.ingest.routes.request_driver import RequestDriver
 from kpl_integrations.ingest.routes.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stats import GatewayStats, SingleProcessStats
@@ -76,6 +72,9 @@ from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from kpl_integrations.metrics.sources import producer_source
 
 _log: Final = logging.getLogger(__name__)
+# A longer record costs more to copy than a batch of single records saves.
+_MOST_SINGLE_BYTES: Final = 4_096
+_POST: Final = "POST"
 _READING: Final = ("GET", "HEAD")
 _OTHER_HOST: Final = (
     "the Host field names another host than this gateway; use a loopback name, or start it with --allow-host NAME"
@@ -121,13 +120,14 @@ class IngestGateway:
         self._reload_wanted = anyio.Event()
         self.tally = Tally()
         self.report: ProducerReport | None = None
-        # The other protocols and the dashboard, by method and path; filled when the gateway opens.
+        # The dashboard, by method and path; filled when the gateway opens.
         self.routes: dict[tuple[str, str], Route] = {}
         self._hosts = None if settings.allowed_hosts is None else HostNames(settings.allowed_hosts.split(","))
         self._cors = None if settings.cors_origins is None else CrossOrigin(settings.cors_origins.split(","))
         self._access_log = AccessLog(settings.access_log) if settings.access_log else None
+        self._limits = settings.decode_limits()
         # Each request has its own line in an access log, with its own time.
-        most_bytes = most_single_bytes(settings.max_body_bytes, settings.max_record_bytes)
+        most_bytes = min(_MOST_SINGLE_BYTES, settings.max_body_bytes, settings.max_record_bytes)
         self.most_single_bytes = most_bytes if self._access_log is None else 0
         self._entered = False
 
@@ -218,16 +218,13 @@ class IngestGateway:
             read_turns=self.read_turns,
             parts=parts,
             closing=anyio.Event(),
+            wall_clock=time.time,
         )
 
     def _add_routes(self, opened: OpenGateway, stats: GatewayStats) -> None:
         self._resources = Resources(opened, stats, msgspec.json.encode(openapi_document(opened.settings)))
-        self._records = RecordsRoute(opened)
-        self.routes |= {
-            ("POST", "/"): KinesisWireRoute(opened),
-            **{("POST", path): OtlpRoute(opened, signal) for path, signal in OTLP_PATHS.items()},
-            **Dashboard(opened, stats).routes(),
-        }
+        self._driver = RequestDriver(opened)
+        self.routes |= Dashboard(opened, stats).routes()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -346,25 +343,37 @@ class IngestGateway:
             under = path.removeprefix(root.rstrip("/"))
             if under[:1] in {"", "/"}:
                 path = under or "/"
-        if not (path.startswith(PREFIX) and path.endswith(SUFFIX) and scope["method"] == "POST"):
+        if scope["method"] == _POST and _takes_records(path):
+            await self._driver.answer(self._request_of(scope, path), receive, send)
+        else:
             await self._answer_other(scope, receive, send, path)
-            return
-        try:
-            (status, body), account = await self._records.answer(scope, receive, path[len(PREFIX) : -len(SUFFIX)])
-        except Refused as refused:
-            await send_refusal(send, refused, self.tally, partial(drop_rest, receive, self.opened.closing))
-            return
-        except ClientGone:
-            return
-        self.tally.answers[status] += 1
-        headers = [*json_headers(body), *quota_headers(account, self.admission.now())]
-        await send_answer(send, status, headers, body)
 
-    def sync_head(self, target: bytes, headers: Headers) -> RecordsHead | None:
-        """Return the parsed head of a POST; see `SyncAnswerer`. Answers to web pages have further header fields."""
+    def _request_of(self, scope: Scope, path: str) -> Request:
+        """Return the request of a path that takes records, in the path's form."""
+        opened, raw, client = self.opened, scope["headers"], client_of(scope)
+        repeated = None
+        try:
+            headers = header_fields(raw)
+        except Refused as refused:
+            headers, repeated = dict(raw), refused
+        server = server_of(scope)
+        body = None if server is None else server.whole_body()
+        request: Request
+        if path.startswith(PREFIX) and path.endswith(SUFFIX):
+            head = records_head(path[len(PREFIX) : -len(SUFFIX)], scope["query_string"], headers)
+            request = RecordsRequest(opened, self._limits, head, client, body, server)
+        elif path in OTLP_PATHS:
+            request = OtlpRequest(opened, OTLP_PATHS[path], headers, client, body, server)
+        else:
+            request = KinesisRequest(opened, headers, signed_request(scope), client, body, server)
+        request.repeated = repeated
+        return request
+
+    def head_of(self, target: bytes, headers: Headers) -> RecordsHead | None:
+        """Return the parsed head of a POST; see `Requests`. Answers to web pages have further header fields."""
         if self._cors is not None and self._cors.allowed(headers) is not None:
             return None
-        return sync_head(target, headers) if self._is_for_this_host(headers) else None
+        return records_head_of(target, headers) if self._is_for_this_host(headers) else None
 
     def _is_for_this_host(self, headers: Headers) -> bool:
         if self._hosts is None:
@@ -372,7 +381,7 @@ class IngestGateway:
         return self._hosts.allow(value.decode("latin-1") for name, value in headers if name == b"host")
 
     def tenant_of(self, head: RecordsHead) -> Tenant | None:
-        """Return the tenant of a request with valid credentials; see `SyncAnswerer`."""
+        """Return the tenant of a request with valid credentials; see `Requests`."""
         return self._tenant_shown(head.authorization)
 
     def _tenant_shown(self, authorization: str | None) -> Tenant | None:
@@ -380,36 +389,25 @@ class IngestGateway:
         found = self.directory.authenticate(authorization) if self.directory.verifies else None
         return None if found is self.directory.unknown else found
 
-    def sync_refusal(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer:
-        """Return the answer to a request above its tenant's share of CPU time; see `SyncAnswerer`."""
-        tenant = self.tenant_of(head)
-        account = None if tenant is None else self.opened.accounts.of(tenant)
-        log = self._begin_log(head, body, client)
-        refused = sync_refusal(self.tally, account, self._chance())
-        if log is not None:
-            log(refused.status)
-        return refused
+    def begin(self, head: RecordsHead, body: bytes, client: str, server: Server | None) -> RecordsRequest | None:
+        """Return a complete request; see `Requests`."""
+        if FORWARDED_FOR in head.headers and self._tenant_shown(head.authorization) is None:
+            # Its client counts by address, which the server finds for the application only.
+            return None
+        request = RecordsRequest(self.opened, self._limits, head, client, body, server)
+        if self._access_log is not None:
+            request.log = self._access_log.begin(client, f"{PREFIX}{head.stream}{SUFFIX}", len(body))
+        return request
 
-    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | PendingAnswer | None:
-        """Return the answer to a complete request that waits at most for results; see `SyncAnswerer`."""
-        if self._access_log is None:
-            return sync_answer(self._records, self.tally, head, body, client)
-        log = self._begin_log(head, body, client)
-        answer = sync_answer(self._records, self.tally, head, body, client)
-        if log is not None and answer is not None:
-            if isinstance(answer, PendingAnswer):
-                answer.log = log
-            else:
-                log(answer.status)
-        return answer
+    def put_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> Answer | None:
+        """Return the answer to each of several requests with one record; see `Requests`."""
+        request = self.begin(head, b"", "", None)
+        return None if request is None else request.put_together(bodies)
 
-    def sync_answer_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> SyncAnswer | None:
-        """Return the answer to each of several requests with one record; see `SyncAnswerer`."""
-        return sync_answer_together(self._records, self.tally, head, bodies)
-
-    def _begin_log(self, head: RecordsHead, body: bytes, client: str) -> Callable[[int], None] | None:
-        log = self._access_log
-        return None if log is None else log.begin(client, f"{PREFIX}{head.stream}{SUFFIX}", len(body))
+    async def finish(self, steps: Steps[Answer], need: Need, send: Send) -> None:
+        """Run a request that waits to its end, and send its answer; see `Requests`."""
+        answer = await self._driver.run(steps, need)
+        await send_answer(send, answer.status, answer.headers(), answer.body)
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method: str = scope["method"]
@@ -427,9 +425,8 @@ class IngestGateway:
         await send_answer(send, status, headers, b"" if method == "HEAD" else body)
 
     def _resource(self, method: str, path: str) -> Resource:
-        if path.startswith(PREFIX) and path.endswith(SUFFIX):
-            only = "POST"
-            raise _method_not_allowed(only)
+        if _takes_records(path):
+            raise _method_not_allowed(_POST)
         resource = self._resources.by_path.get(path)
         if resource is not None:
             if method in _READING:
@@ -453,6 +450,10 @@ class IngestGateway:
         await receive()
         await self.__aexit__(None, None, None)
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _takes_records(path: str) -> bool:
+    return (path.startswith(PREFIX) and path.endswith(SUFFIX)) or path in OTLP_PATHS or path == "/"
 
 
 def _method_not_allowed(allowed: str) -> Refused:

@@ -1,5 +1,6 @@
 """An open gateway: the parts that its routes share, created together when the producer is open."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -10,7 +11,6 @@ from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import (
-    AddressBudget,
     AddressBudgets,
     LoginAttempts,
     SenderRoom,
@@ -21,7 +21,7 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount, Tena
 from kpl_integrations.ingest.http.answers import Tally
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
-from kpl_integrations.ingest.http.request_head import FieldsByName, body_watcher, claim_request, mark_verified
+from kpl_integrations.ingest.http.request_head import FieldsByName, Server, authorization_of, server_of
 from kpl_integrations.ingest.parts.watch import PartsWatch
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
@@ -35,7 +35,7 @@ class OpenGateway:
 
     Unfinished bodies of verified tenants use `verified_room`, those of all others `anonymous_room`. `addresses` bounds
     the refused requests that were not verified. `closing` is set when admission closes; long answers such as event
-    streams end then. `large_bodies` decodes those that take long.
+    streams end then. `large_bodies` decodes those that take long. `wall_clock` returns seconds since 1970.
     """
 
     settings: IngestSettings
@@ -55,29 +55,28 @@ class OpenGateway:
     read_turns: ReadTurns
     parts: PartsWatch
     closing: anyio.Event
+    wall_clock: Callable[[], float]
 
     def account_of(self, scope: Scope, headers: FieldsByName) -> TenantAccount:
         """Return the account of the tenant that sent this request with these header fields.
 
         Raises:
-            Refused: credentials are missing or wrong.
+            Refused: credentials are missing or wrong, or the tenant has used more than its share of CPU time.
         """
-        authorization = headers.get(b"authorization")
-        account = self.account_shown(None if authorization is None else authorization.decode("latin-1"))
-        self.claim(scope, account)
+        account = self.account_shown(authorization_of(headers))
+        self.require_cpu_share(account, server_of(scope))
         return account
 
-    def claim(self, scope: Scope, account: TenantAccount) -> None:
-        """Tell the server whose request this is, and that the client's credentials are valid.
+    def require_cpu_share(self, account: TenantAccount, server: Server | None) -> None:
+        """Tell the server whose request this is.
 
         Raises:
-            Refused: the tenant has used more than its share of CPU time.
+            Refused: the tenant has used more than its share of CPU time, and the request cannot wait.
         """
-        extensions = scope.get("extensions")
-        is_verified = self.is_verified(account)
-        if account.tenant is not self.directory.unknown:
-            mark_verified(extensions)
-        claim_request(extensions, account.tenant if is_verified else None)
+        if server is not None:
+            tenant = account.tenant if self.is_verified(account) else None
+            if not server.claim(tenant):
+                raise self.admission.over_cpu_share(tenant)
 
     def is_verified(self, account: TenantAccount) -> bool:
         """Return True if requests of this account have credentials that were checked."""
@@ -89,38 +88,29 @@ class OpenGateway:
         Raises:
             Refused: the client's address has sent too many wrong keys.
         """
-        authorization = headers.get(b"authorization")
+        authorization = authorization_of(headers)
         if self.settings.admin_key is None or authorization is None:
             return False
         address, now = client_of(scope), self.admission.now()
         wait = self.login_attempts.wait_seconds(address, now)
         if not wait and self.admin_key.is_shown(headers):
-            mark_verified(scope.get("extensions"))
+            server = server_of(scope)
+            if server is not None:
+                server.verified()
             return True
-        if self.directory.authenticate(authorization.decode("latin-1")) in {None, self.directory.unknown}:
+        if self.directory.authenticate(authorization) in {None, self.directory.unknown}:
             if wait:
                 detail = f"too many wrong keys came from this address; send the right one after {wait:.0f} s"
                 raise Refused(Refusal.WRONG_KEYS, detail, retry_after=wait)
             self.login_attempts.failed(address, now)
         return False
 
-    def payer_of(self, account: TenantAccount, client: str) -> AddressBudget | None:
-        """Return what a refused request from this address is charged to; None: the tenant, whose credentials it had.
-
-        Clients without credentials are one tenant, so that one of them could refuse the requests of all others.
-        """
-        return None if self.is_verified(account) else AddressBudget(self.addresses, client)
-
-    def room_of(self, account: TenantAccount, scope: Scope) -> SenderRoom:
+    def room_of(self, account: TenantAccount | None, client: str, server: Server | None) -> SenderRoom:
         """Return the room for the body of a request of this tenant; clients without credentials count by address."""
-        if self.is_verified(account):
-            return SenderRoom(self.verified_room, account.flow, body_watcher(scope.get("extensions")))
-        return self.room_of_address(scope)
-
-    def room_of_address(self, scope: Scope) -> SenderRoom:
-        """Return the room for the body of a request that is not verified."""
-        sender = network_of(client_of(scope))
-        return SenderRoom(self.anonymous_room, sender, body_watcher(scope.get("extensions")))
+        watch = None if server is None else server.watch_body
+        if account is not None and self.is_verified(account):
+            return SenderRoom(self.verified_room, account.flow, watch)
+        return SenderRoom(self.anonymous_room, network_of(client), watch)
 
     def account_shown(self, authorization: str | None) -> TenantAccount:
         """Return the account for the value of an Authorization header; raises as `account_of`."""

@@ -18,8 +18,8 @@ from kpl_integrations.ingest.decoding.cloud_events import CloudEvent
 from kpl_integrations.ingest.decoding.json_records import HASH_KEY_PATTERN, WireRecord
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF, RESOURCES
 from kpl_integrations.ingest.http.answers import PROBLEM_JSON, Problem
-from kpl_integrations.ingest.routes.kinesis_wire import UNAVAILABLE_ANSWER, WIRE_ANSWERS, WIRE_CODES
-from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, RpcStatus
+from kpl_integrations.ingest.request.kinesis_wire import UNAVAILABLE_ANSWER, WIRE_ANSWERS, WIRE_CODES
+from kpl_integrations.ingest.request.otlp import OTLP_PATHS, RpcStatus
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.upstream import FORWARDED
 from kpl_integrations.ingest.tenants import ACKS

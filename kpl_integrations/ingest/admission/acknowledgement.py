@@ -4,20 +4,22 @@ queued: the records are in memory. spooled: the spool has committed them. delive
 record, and the answer has one result per record in request order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-import anyio.lowlevel
 import msgspec
 
-from kpl_core import Deliveries, NotSpooled, Producer, RecordResult
+from kpl_core import Deliveries, RecordResult
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, NOT_SPOOLED, RATE_LIMITED, SHUTDOWN, UNKNOWN, Place
+from kpl_integrations.asgi.protocol import Header
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
 
+JSON: Final[tuple[Header, ...]] = ((b"content-type", b"application/json"),)
+"""The header fields of a JSON answer."""
 INVALID_RECORD: Final = "InvalidRecord"
-_RESULTS_PER_SLICE: Final = 250
+_RESULTS_PER_STEP: Final = 250
 
 
 class RecordAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -59,11 +61,18 @@ class Delivered(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     rejected: list[RejectedRecord] | None = None
 
 
-class Acknowledged(NamedTuple):
-    """Status and body of the answer."""
+class Answer(NamedTuple):
+    """A complete answer. `is_unread`: the client may still send the rest of its body."""
 
     status: int
     body: bytes
+    # Without Content-Length.
+    fields: Sequence[Header] = JSON
+    is_unread: bool = False
+
+    def headers(self) -> list[Header]:
+        """Return all header fields."""
+        return [*self.fields, (b"content-length", b"%d" % len(self.body))]
 
 
 # The answer if no record was delivered or kept: that of the first row whose code any record has.
@@ -87,59 +96,26 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def answer_queued(
     accepted: int, problems: Sequence[RecordProblem], ack: Literal["queued", "spooled"] = "queued"
-) -> Acknowledged:
+) -> Answer:
     """Return the answer for accepted records."""
     if problems:
-        return Acknowledged(202, _encode(Accepted(ack, accepted, _rejected(problems))))
+        return Answer(202, _encode(Accepted(ack, accepted, _rejected(problems))))
     return _all_accepted(accepted, ack)
 
 
 @lru_cache(maxsize=256)
-def _all_accepted(accepted: int, ack: Literal["queued", "spooled"]) -> Acknowledged:
-    return Acknowledged(202, _encode(Accepted(ack, accepted)))
-
-
-async def answer_spooled(producer: Producer, deliveries: Deliveries, problems: Sequence[RecordProblem]) -> Acknowledged:
-    """Wait for the spool's commit, then return the answer.
-
-    Raises:
-        Refused: the spool did not store all records.
-    """
-    try:
-        await producer.internal.acknowledged(deliveries)
-    except NotSpooled as error:
-        detail = f"the spool did not store all records of the request: {error}; it delivers those that it stored"
-        raise Refused(Refusal.NOT_SPOOLED, detail) from error
-    return answer_queued(len(deliveries), problems, "spooled")
-
-
-async def answer_delivered(
-    deliveries: Deliveries, problems: Sequence[RecordProblem], positions: Sequence[int]
-) -> Acknowledged:
-    """Wait for the final result of each record, then return the answer.
-
-    Raises:
-        Refused: no record was delivered, and none is kept.
-    """
-    results = await deliveries.results()
-    if not problems and (answer := all_delivered(deliveries)) is not None:
-        return answer
-    answers: list[RecordAnswer] = []
-    for start in range(0, len(results), _RESULTS_PER_SLICE):
-        if start:
-            await anyio.lowlevel.checkpoint()
-        answers += record_answers(results[start : start + _RESULTS_PER_SLICE])
-    return delivered_answer(results, answers, problems, positions)
+def _all_accepted(accepted: int, ack: Literal["queued", "spooled"]) -> Answer:
+    return Answer(202, _encode(Accepted(ack, accepted)))
 
 
 @lru_cache(maxsize=256)
-def one_delivered(sequence_number: str, shard_id: str) -> Acknowledged:
+def one_delivered(sequence_number: str, shard_id: str) -> Answer:
     """Return the answer to a request of one record that was delivered; the requests of a Kinesis record share it."""
     answers = [RecordAnswer(sequence_number, shard_id)]
-    return Acknowledged(200, _encode(Delivered(ack="delivered", accepted=1, delivered=1, failed=0, records=answers)))
+    return Answer(200, _encode(Delivered(ack="delivered", accepted=1, delivered=1, failed=0, records=answers)))
 
 
-def all_delivered(deliveries: Deliveries) -> Acknowledged | None:
+def all_delivered(deliveries: Deliveries) -> Answer | None:
     """Return the answer if every record was delivered, else None.
 
     The records of one Kinesis record share their text.
@@ -156,7 +132,7 @@ def all_delivered(deliveries: Deliveries) -> Acknowledged | None:
         texts[outcome] = msgspec.Raw(_encode(RecordAnswer(sequence_number, shard_id)))
     records: Any = [texts[outcome] for outcome in deliveries.outcomes]
     body = Delivered(ack="delivered", accepted=count, delivered=count, failed=0, records=records)
-    return Acknowledged(200, _encode(body))
+    return Answer(200, _encode(body))
 
 
 def record_answers(results: Sequence[RecordResult]) -> list[RecordAnswer]:
@@ -166,13 +142,26 @@ def record_answers(results: Sequence[RecordResult]) -> list[RecordAnswer]:
     return [made[id(result)] for result in results]
 
 
+def record_answers_in_steps(results: Sequence[RecordResult]) -> Generator[None, None, list[RecordAnswer]]:
+    """Do the same in steps, for many results."""
+    answers: list[RecordAnswer] = []
+    for start in range(0, len(results), _RESULTS_PER_STEP):
+        answers += record_answers(results[start : start + _RESULTS_PER_STEP])
+        yield
+    return answers
+
+
 def delivered_answer(
     results: Sequence[RecordResult],
     answers: list[RecordAnswer],
     problems: Sequence[RecordProblem],
     positions: Sequence[int],
-) -> Acknowledged:
-    """Return the answer for these results; raises as `answer_delivered`."""
+) -> Answer:
+    """Return the answer for these results.
+
+    Raises:
+        Refused: no record was delivered, and none is kept.
+    """
     delivered = sum([result.successful for result in results])
     kept = 0 if delivered == len(results) else sum(result.kept is not None for result in results)
     if not (delivered or kept):
@@ -188,7 +177,7 @@ def delivered_answer(
         records=answers,
         rejected=_rejected(problems),
     )
-    return Acknowledged(200, _encode(body))
+    return Answer(200, _encode(body))
 
 
 def _record_answer(result: RecordResult) -> RecordAnswer:

@@ -22,11 +22,13 @@ from kpl_integrations.ingest.admission.refusals import (
     Refusal,
     Refused,
     RetryAfterScheduler,
+    over_cpu_share,
     over_queue_share,
     over_quota,
 )
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import Pairs
+from kpl_integrations.ingest.tenants import Tenant
 
 AdmissionState = Literal["open", "draining", "closed"]
 WHOLE_STREAM: Final = ""
@@ -36,6 +38,8 @@ Counts = Sequence[int] | None
 # the average rate; the strictest step first.
 SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
 _SHEDDER_INTERVAL_SECONDS: Final = 0.25
+# Requests above a share of CPU time are asked to come back within so many seconds.
+_MOST_CPU_RETRY_SECONDS: Final = 3
 # The producer's own codes in the words of a client. Others are Kinesis' own.
 _CAUSES: Final = {INTERNAL: "no connection, or no valid answer in time"}
 
@@ -126,6 +130,7 @@ class Admission:
         # With a spool that can store, an open circuit breaker is no reason to reject: the records are spilled to disk.
         self._spool = producer.spool_state
         self._drain_rate = DrainRate(clock())
+        self._chance = chance
         self._room_schedule = RetryAfterScheduler(chance)
         self._load_shedder = LoadShedder(producer, accounts, clock())
         self.state: AdmissionState = "open"
@@ -148,6 +153,11 @@ class Admission:
         if self.state == "closed":
             detail = "the gateway is shutting down and accepts no more records; none of this request was accepted"
             raise Refused(Refusal.DRAINING, detail)
+
+    def over_cpu_share(self, tenant: Tenant | None) -> Refused:
+        """Return the refusal of a request whose tenant has used more than its share of CPU time; None: unverified."""
+        # The retries of many clients are spread.
+        return over_cpu_share(tenant, retry_after=1 + int(_MOST_CPU_RETRY_SECONDS * self._chance()))
 
     def put_records(
         self,
@@ -179,15 +189,18 @@ class Admission:
 
         return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep, counts=counts)
 
-    def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs) -> None:
+    def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int) -> None:
         """Put pairs of partition key and data like `put_records`, without deliveries; `begin_group` gives some.
 
+        `size_bytes` is at least the size of their keys and data.
         All of them may have an explicit hash key as a third item. The tenant's tier must be normal, with aggregation
         (`TenantAccount.puts_pairs`).
 
         Raises:
             Refused: the request is rejected.
         """
+        if self.put_ordinary_pairs(account, stream, pairs, size_bytes):
+            return
 
         def put() -> None:
             self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)

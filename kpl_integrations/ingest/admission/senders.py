@@ -146,7 +146,7 @@ class AddressBudgets:
     """`RefusedBytes` of addresses whose requests were not verified. Above 10,000, the oldest is dropped."""
 
     def __init__(self) -> None:
-        self._by_address: OrderedDict[str, RefusedBytes] = OrderedDict()
+        self.by_address: OrderedDict[str, RefusedBytes] = OrderedDict()
         self._all_ready_at = -math.inf
 
     def makes_wait(self, now: float) -> bool:
@@ -155,7 +155,7 @@ class AddressBudgets:
 
     def wait_seconds(self, address: str, now: float) -> float:
         """Return the seconds until the next request of this address may be read; 0.0: at once."""
-        budget = self._by_address.get(address)
+        budget = self.by_address.get(address)
         return 0.0 if budget is None else budget.wait_seconds(now)
 
     def require(self, address: str, now: float) -> None:
@@ -168,15 +168,12 @@ class AddressBudgets:
         """Charge a refused request."""
         if not size_bytes:
             return
-        budget = self._by_address.pop(address, None) or RefusedBytes()
+        budget = self.by_address.pop(address, None) or RefusedBytes()
         budget.charge(size_bytes, now)
-        self._by_address[address] = budget
+        self.by_address[address] = budget
         self._all_ready_at = max(self._all_ready_at, budget.ready_at)
-        if len(self._by_address) > MOST_ADDRESSES:
-            self._by_address.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._by_address)
+        if len(self.by_address) > MOST_ADDRESSES:
+            self.by_address.popitem(last=False)
 
 
 class AddressBudget(NamedTuple):
@@ -187,7 +184,7 @@ class AddressBudget(NamedTuple):
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next request may be read; 0.0: at once."""
-        return self.budgets.wait_seconds(network_of(self.client), now) if len(self.budgets) else 0.0
+        return self.budgets.wait_seconds(network_of(self.client), now) if self.budgets.by_address else 0.0
 
     def charge(self, size_bytes: int, now: float) -> None:
         """Charge a refused request."""

@@ -21,7 +21,8 @@ from kpl_integrations.ingest.dashboard.board import Board
 from kpl_integrations.ingest.dashboard.sign_in import DashboardSession
 from kpl_integrations.ingest.http.answers import send_answer, send_refusal
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
-from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.http.request_head import server_of
+from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.stats import GatewayStats
 
 EVENT_SECONDS: Final = 1.0
@@ -83,8 +84,8 @@ class Dashboard:
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            room = self._opened.room_of_address(scope)
-            body = await read_body(scope, receive, most_bytes=_MOST_FORM_BYTES, seconds=_FORM_SECONDS, room=room)
+            room = self._opened.room_of(None, client_of(scope), server_of(scope))
+            body = await read_body(receive, most_bytes=_MOST_FORM_BYTES, seconds=_FORM_SECONDS, room=room)
         except ClientGone:
             return
         except Refused as refused:

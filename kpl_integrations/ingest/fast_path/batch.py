@@ -17,8 +17,8 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Protocol
 
-from kpl_integrations.ingest.fast_path.sync_answer import FAILED, SyncAnswer, SyncAnswerer
-from kpl_integrations.ingest.http.request_head import FORWARDED_FOR, RecordsHead
+from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, Requests, encoded
+from kpl_integrations.ingest.http.request_head import ACK_HEADER, FORWARDED_FOR, RecordsHead
 
 _log: Final = logging.getLogger(__name__)
 _MOST_REQUESTS: Final = 64
@@ -31,7 +31,7 @@ class BatchedConnection(Protocol):
 
     loop: Any
 
-    def answer_batched(self, request: "BatchedRequest", answer: SyncAnswer | None) -> None:
+    def answer_batched(self, request: "BatchedRequest", answer: EncodedAnswer | None) -> None:
         """Send the answer that a group of requests shares; None: answer this request as without a batch."""
 
 
@@ -42,11 +42,11 @@ BatchedRequest = tuple[BatchedConnection, RecordsHead, bytes, bytes]
 class RequestBatch:
     """The requests of all connections of one gateway that wait for the end of this iteration."""
 
-    __slots__ = ("_answerer", "_most_bytes", "_waiting")
+    __slots__ = ("_most_bytes", "_requests", "_waiting")
 
-    def __init__(self, answerer: SyncAnswerer) -> None:
-        self._answerer = answerer
-        self._most_bytes = answerer.most_single_bytes
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._most_bytes = requests.most_single_bytes
         self._waiting: list[BatchedRequest] = []
 
     def takes(self, body: bytes) -> bool:
@@ -70,14 +70,15 @@ class RequestBatch:
             for request in group:
                 request[0].answer_batched(request, answer)
 
-    def _answer_to(self, group: Sequence[BatchedRequest]) -> SyncAnswer | None:
+    def _answer_to(self, group: Sequence[BatchedRequest]) -> EncodedAnswer | None:
         _, head, _, _ = group[0]
         try:
-            return self._answerer.sync_answer_together(head, [body for _, _, body, _ in group])
+            answer = self._requests.put_together(head, [body for _, _, body, _ in group])
         except Exception:  # noqa: BLE001 - it is logged, and answered 500
             # Their records may have been put, so they are not answered alone.
             _log.exception("Exception in the fast path")
             return FAILED
+        return None if answer is None else encoded(answer)
 
 
 def _groups(requests: list[BatchedRequest]) -> Collection[list[BatchedRequest]]:
@@ -87,7 +88,8 @@ def _groups(requests: list[BatchedRequest]) -> Collection[list[BatchedRequest]]:
     groups: dict[tuple[object, ...], list[BatchedRequest]] = {}
     for request in requests:
         head = request[1]
-        key = head.authorization, head.stream, head.options.ack, FORWARDED_FOR in head.headers
+        fields = head.headers
+        key = head.authorization, head.stream, head.query, fields.get(ACK_HEADER), FORWARDED_FOR in fields
         group = groups.get(key)
         if group is None:
             groups[key] = [request]

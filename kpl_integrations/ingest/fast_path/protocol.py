@@ -1,7 +1,7 @@
-"""A connection with a fast path for requests that need no waiting (see `sync_answer.py`).
+"""A connection with a fast path for requests that need no waiting (see `requests.py`).
 
-A POST that arrives in one piece is held until its end and passed to `answerer`. If it is declined or incomplete, the
-application gets it as usual. The objects of a request (a scope, a cycle, a task) are made only then.
+A POST that arrives in one piece is held until its end and run here. If it is declined or incomplete, the application
+gets it as usual. A task is made only then, or once the request has to wait for something else than its results.
 
 Most requests of a connection repeat the head of the one before. Those are not even parsed (see `HeadCache`). If they
 have one record, those of many connections are put together (see `RequestBatch`).
@@ -9,26 +9,32 @@ have one record, those of many connections are put together (see `RequestBatch`)
 
 import logging
 import time
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
+from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
-from kpl_integrations.ingest.fast_path.sync_answer import FAILED, PendingAnswer, SyncAnswer, SyncAnswerer
+from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, PendingRequest, Requests, encoded
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
-from kpl_integrations.ingest.http.request_head import RecordsHead
+from kpl_integrations.ingest.http.request_cycle import RequestCycle
+from kpl_integrations.ingest.http.request_head import RecordsHead, Server
+from kpl_integrations.ingest.http.timed_request import TimedRequest
+from kpl_integrations.ingest.request.needs import Need, Results, Steps
+from kpl_integrations.ingest.request.records import RecordsRequest
 from kpl_integrations.ingest.settings import IngestSettings
 
 _log: Final = logging.getLogger(__name__)
-_ENCODING: Final = b"content-encoding"
 
 
 class GatewayConnection(HttpConnection):
     """One connection. `for_gateway` returns a subclass with what is the same for all connections of a gateway."""
 
-    answerer: ClassVar[SyncAnswerer]
+    requests: ClassVar[Requests]
     batch: ClassVar[RequestBatch]
 
     def __init__(self, **made_with: Any) -> None:  # noqa: ANN401 - what uvicorn gives
@@ -46,7 +52,7 @@ class GatewayConnection(HttpConnection):
     def for_gateway(cls, gateway: Any, settings: IngestSettings) -> "type[GatewayConnection]":  # noqa: ANN401
         """Return a subclass for the connections of a gateway, because the server makes them itself."""
         members = {
-            "answerer": gateway,
+            "requests": gateway,
             "batch": RequestBatch(gateway),
             "turns": gateway.read_turns,
             "header_seconds": settings.header_seconds,
@@ -100,31 +106,23 @@ class GatewayConnection(HttpConnection):
         body = cached.body_of(data)
         if body is None:
             return False
-        if cached.head.authorization != self.reader.authorization and self._claim(cached.head):
+        if cached.head.authorization != self.reader.authorization and self._note(cached.head):
             cached.keep_credentials()
         if self._may_batch and not self.turns.is_active and self.batch.takes(body):
             self._is_batched = True
             self.batch.add((self, cached.head, body, data))
             return True
-        answer = self._fair_answer_to(cached.head, body)
-        if answer is None:
-            return False
-        self._send(answer)
-        return True
+        return self._start(cached.head, body) is not None
 
-    def answer_batched(self, request: BatchedRequest, answer: SyncAnswer | PendingAnswer | None) -> None:
+    def answer_batched(self, request: BatchedRequest, answer: EncodedAnswer | None) -> None:
         """Answer a request of the batch; see `BatchedConnection`. If the client has gone, its record is put anyway."""
         self._is_batched = False
         _, head, body, received = request
         try:
-            if answer is None:
-                answer = self._fair_answer_to(head, body)
-            if self.transport.is_closing():
-                return
-            if answer is None:
-                super().data_received(received)
-            else:
+            if answer is not None:
                 self._send(answer)
+            elif self._start(head, body) is None and not self.transport.is_closing():
+                super().data_received(received)
         except Exception:  # noqa: BLE001 - it is logged, and the connection ends
             # The other connections of the batch get their answers.
             _log.exception("Exception in the fast path")
@@ -157,11 +155,9 @@ class GatewayConnection(HttpConnection):
             if span is None:
                 break
             if cached.head.authorization != self.reader.authorization:
-                self._claim(cached.head)
-            answer = self._fair_answer_to(cached.head, data[slice(*span)])
-            if answer is None:
+                self._note(cached.head)
+            if self._start(cached.head, data[slice(*span)]) is None:
                 break
-            self._send(answer)
             begin = span[1]
         return data[begin:]
 
@@ -209,78 +205,112 @@ class GatewayConnection(HttpConnection):
         is_first_and_whole = self._begins_within and not self._ends_within
         self._ends_within = True
         body = held[0] if len(held) == 1 else b"".join(held)
-        head = self.answerer.sync_head(self.url, self.headers)
+        head = self.requests.head_of(self.url, self.headers)
         if head is not None and (head.authorization != self.reader.authorization or self in self.unverified):
-            self._claim(head)
-        answer = None if head is None else self._fair_answer_to(head, body)
-        if head is None or answer is None:
+            self._note(head)
+        request = None if head is None else self._start(head, body)
+        if head is None or request is None:
             self._release()
             super().on_message_complete()
             return
         self._held = None
-        is_accepted = isinstance(answer, PendingAnswer) or answer.status < HTTPStatus.BAD_REQUEST
-        if is_accepted and is_first_and_whole and (cached := HeadCache.of(self._received, len(body), head)) is not None:
-            self._cached = cached
-            is_queued = isinstance(answer, SyncAnswer) and answer.status == HTTPStatus.ACCEPTED
-            self._may_batch = is_queued and head.plain_type is not None and _ENCODING not in head.headers
-        self._send(answer)
+        if self.transport.is_closing() or not is_first_and_whole:
+            return
+        if request.status < HTTPStatus.BAD_REQUEST:
+            cached = HeadCache.of(self._received, len(body), head)
+            if cached is not None:
+                self._cached = cached
+                self._may_batch = request.may_be_put_together()
 
-    def _claim(self, head: RecordsHead) -> bool:
+    def _note(self, head: RecordsHead) -> bool:
         """Note the tenant of a request whose credentials differ from the last one's. Return True if they are valid."""
-        tenant = self.answerer.tenant_of(head)
-        self.reader.claim(tenant)
+        tenant = self.requests.tenant_of(head)
+        self.note(tenant)
         self.reader.authorization = head.authorization
-        if tenant is not None:
-            self.verified()
         return tenant is not None
 
-    def _fair_answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | PendingAnswer | None:
-        """Answer a request. Refuse it if it cannot wait for its tenant's turn."""
+    def _start(self, head: RecordsHead, body: bytes) -> RecordsRequest | None:
+        """Run and return a request. None: nothing has happened, and the application has to handle it."""
         client = self.client[0] if self.client else ""
-        if self.turns.is_attentive and self.reader.refuses():
-            return self.answerer.sync_refusal(head, body, client)
+        server = None
+        if self.turns.is_attentive:
+            server = Server(self._has_cpu_share, self.verified, self.reader.watch_body, lambda: body)
         try:
-            return self.answerer.sync_answer(head, body, client)
+            request = self.requests.begin(head, body, client, server)
         except Exception:  # noqa: BLE001 - it is logged, and answered 500
             _log.exception("Exception in the fast path")
-            return FAILED
+            self._send(FAILED)
+            return None
+        if request is not None:
+            self._go_on(request.run())
+        return request
 
-    def _send(self, answer: SyncAnswer | PendingAnswer) -> None:
-        if isinstance(answer, PendingAnswer):
+    def _has_cpu_share(self, _tenant: object) -> bool:
+        """Return False if the request, whose tenant is noted, is to be refused."""
+        return not self.reader.refuses()
+
+    def _go_on(self, steps: Steps[Answer], *, keep_alive: bool = True) -> bool:
+        """Run a request to its end, or until it has to wait. Return True if it is answered."""
+        try:
+            need = next(steps)
+        except StopIteration as end:
+            self._send(encoded(end.value), keep_alive=keep_alive)
+            return True
+        except Exception:  # noqa: BLE001 - it is logged, and answered 500
+            _log.exception("Exception in the fast path")
+            self._send(FAILED)
+            return True
+        if isinstance(need, Results):
             # Until it is complete, requests behind it wait, and a shutdown lets it finish.
-            self.cycle = answer
-            answer.begin(self.loop.call_soon, self._finish)
+            self.cycle = pending = PendingRequest(steps, need.deliveries)
+            pending.begin(self.loop.call_soon, self._finish)
         else:
-            self._write(answer)
-            if not answer.closes:
-                self.become_idle()
+            self._hand_over(steps, need, keep_alive=keep_alive)
+        return False
 
-    def _finish(self, pending: PendingAnswer) -> None:
-        """Send an answer whose results are known, and let the next request start."""
+    def _hand_over(self, steps: Steps[Answer], need: Need, *, keep_alive: bool) -> None:
+        """Let a task go on with a request."""
+        cycle = RequestCycle(
+            self.transport,
+            self.flow,
+            start_of=self.start_of,
+            answered=self._answered,
+            is_head=False,
+            keep_alive=keep_alive,
+            expects_continue=False,
+        )
+        cycle.end_body()
+        if self.cycle is None or self.cycle.response_complete:
+            # Otherwise it is that of a request behind this one.
+            self.cycle = cycle
+        application = partial(self._finishing, steps, need)
+        self._run(cycle, TimedRequest(self.reader, application, self.note) if self.turns.is_active else application, {})
+
+    async def _finishing(self, steps: Steps[Answer], need: Need, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await self.requests.finish(steps, need, send)
+
+    def _finish(self, pending: PendingRequest) -> None:
+        """Go on with a request whose results are known. The next one starts after its answer."""
         started = time.thread_time() if self.turns.is_active else None
         if self.cycle is pending:
             # An idle connection must not hold the records of its last request.
             self.cycle = None
-        try:
-            answer = pending.answer()
-        except Exception:  # noqa: BLE001 - it is logged, and answered 500
-            _log.exception("Exception in the fast path")
-            answer = FAILED
-        if self.transport.is_closing():
-            return
-        self._write(answer)
-        if not pending.keep_alive:
-            self.transport.close()
-        self.begin_next()
+        if self._go_on(pending.steps, keep_alive=pending.keep_alive):
+            self.begin_next()
         if started is not None:
             self.turns.charge(self.reader.flow, self.reader.weight, time.thread_time() - started)
 
-    def _write(self, answer: SyncAnswer) -> None:
+    def _send(self, answer: EncodedAnswer, *, keep_alive: bool = True) -> None:
+        """Send an answer, unless the client has gone."""
+        if self.transport.is_closing():
+            return
         shared = self.server.shared
         self.transport.write(self.answer_starts.of(answer.status, shared.default_headers) + answer.content)
         shared.total_requests += 1
-        if answer.closes:
+        if answer.closes or not keep_alive:
             self.transport.close()
+        else:
+            self.become_idle()
 
     def _release(self) -> None:
         """Pass the received part of a held request to the application."""

@@ -1,7 +1,6 @@
 """Answers to requests: JSON, problem documents (RFC 9457), and their counts. Slow readers time out."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -9,17 +8,15 @@ from typing import Annotated, Final
 import anyio
 import msgspec
 
-from kpl_integrations.asgi.protocol import Send
-from kpl_integrations.ingest.admission.acknowledgement import RecordAnswer, RejectedRecord
+from kpl_integrations.asgi.protocol import Header, Send
+from kpl_integrations.ingest.admission.acknowledgement import Answer, RecordAnswer, RejectedRecord
 from kpl_integrations.ingest.admission.refusals import (
     QUEUE_SHARE,
     REFUSALS,
     Refusal,
     Refused,
-    rate_limit_headers,
     refusal_headers,
 )
-from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 
 PROBLEM_JSON: Final = b"application/problem+json"
 REGISTERED_TYPES: Final = frozenset({"quota-exceeded", "temporary-reduced-capacity"})
@@ -27,9 +24,8 @@ _LARGE_ANSWER_BYTES: Final = 32_768
 _REGISTRY: Final = "https://iana.org/assignments/http-problem-types#"
 # A client that reads a large answer more slowly than this gets only what the server has buffered by then.
 _SEND_SECONDS: Final = 30.0
-_JSON: Final = (b"content-type", b"application/json")
 
-Headers = list[tuple[bytes, bytes]]
+Headers = list[Header]
 
 
 @dataclass
@@ -72,8 +68,8 @@ class Problem(
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def problem_of(refused: Refused) -> tuple[int, Headers, bytes]:
-    """Return status, header fields and body of the answer to a rejected request."""
+def problem_of(refused: Refused) -> Answer:
+    """Return the answer to a rejected request."""
     answer = REFUSALS[refused.refusal]
     is_registered = answer.code in REGISTERED_TYPES
     body = _encode(
@@ -86,22 +82,12 @@ def problem_of(refused: Refused) -> tuple[int, Headers, bytes]:
             **(refused.extensions or {}),
         )
     )
-    headers = [(b"content-type", PROBLEM_JSON), (b"content-length", b"%d" % len(body)), *refusal_headers(refused)]
+    fields = [(b"content-type", PROBLEM_JSON), *refusal_headers(refused)]
     if answer.status == HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b'Bearer realm="kpl-ingest"'))
+        fields.append((b"www-authenticate", b'Bearer realm="kpl-ingest"'))
     if answer.closes:
-        headers.append((b"connection", b"close"))
-    return answer.status, headers, body
-
-
-def json_headers(body: bytes) -> Headers:
-    """Return the header fields of every JSON answer."""
-    return [_JSON, (b"content-length", b"%d" % len(body))]
-
-
-def quota_headers(account: TenantAccount, now: float) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the RateLimit fields of a tenant's quotas; none if it has no quota."""
-    return () if account.quota is None else rate_limit_headers(account.quota.states(1, 0, now))
+        fields.append((b"connection", b"close"))
+    return Answer(answer.status, body, fields, refused.is_unread)
 
 
 async def send_answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
@@ -116,17 +102,9 @@ async def send_answer(send: Send, status: int, headers: Headers, body: bytes) ->
         await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(
-    send: Send, refused: Refused, tally: Tally, drop: Callable[[], Awaitable[None]] | None = None
-) -> None:
-    """Count a rejected request and send its answer. Then `drop` the rest of its body, before the connection closes."""
-    status, headers, body = problem_of(refused)
+async def send_refusal(send: Send, refused: Refused, tally: Tally) -> None:
+    """Count a rejected request and send its answer."""
+    answer = problem_of(refused)
     tally.refusals[refused.refusal] += 1
-    tally.answers[status] += 1
-    if drop is None or not refused.is_unread:
-        await send_answer(send, status, headers, body)
-        return
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await drop()
-    await send({"type": "http.response.body", "body": b""})
+    tally.answers[answer.status] += 1
+    await send_answer(send, answer.status, answer.headers(), answer.body)

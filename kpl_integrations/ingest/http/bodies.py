@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import anyio
 
-from kpl_integrations.asgi.protocol import Receive, Scope
+from kpl_integrations.asgi.protocol import Receive
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import HeldBody, SenderRoom, SharedRoom
-from kpl_integrations.ingest.http.request_head import whole_body
 
 _LARGEST_DIGITS: Final = 18
 # The rest of a refused body is read for so long, and up to so many bytes.
@@ -78,32 +77,13 @@ async def _cancel_at(event: anyio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def read_body(
-    scope: Scope,
-    receive: Receive,
-    *,
-    most_bytes: int,
-    seconds: float,
-    room: SenderRoom | None = None,
-) -> bytes:
+async def read_body(receive: Receive, *, most_bytes: int, seconds: float, room: SenderRoom | None = None) -> bytes:
     """Return the complete body.
 
     Raises:
         Refused: it is larger than `most_bytes`, not complete after `seconds`, or its sender may use no more room.
         ClientGone: the client disconnected.
     """
-    whole = whole_body(scope.get("extensions"))
-    if whole is None:
-        return await _read_pieces(receive, most_bytes, seconds, room)
-    try:
-        require_size(len(whole), most_bytes)
-    except Refused as refused:
-        refused.work_bytes = len(whole)
-        raise
-    return whole
-
-
-async def _read_pieces(receive: Receive, most_bytes: int, seconds: float, room: SenderRoom | None) -> bytes:
     # It is written as the pieces arrive: joining 16 MiB of pieces at the end would take 10 ms.
     received = io.BytesIO()
     size = 0

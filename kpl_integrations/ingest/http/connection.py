@@ -29,9 +29,10 @@ from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.raw_answers import HTTP_2_PREFACE, NO_HTTP_2, REFUSALS, AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_cycle import RequestCycle
-from kpl_integrations.ingest.http.request_head import SERVER_HOOKS, refused_head
+from kpl_integrations.ingest.http.request_head import SERVER, Server, refused_head
 from kpl_integrations.ingest.http.timed_request import TimedRequest
 from kpl_integrations.ingest.http.uvicorn_server import ServerPort
+from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
 # At most this share of the connections is reserved, and at most so many.
@@ -303,9 +304,9 @@ class HttpConnection(asyncio.Protocol):
         """
         scope = self._scope()
         application = _service_unavailable if self.server.is_full() else self.server.application
-        claim: Any = self.reader.claim
+        claim = self.note
         if self.turns.is_active:
-            application = timed = TimedRequest(self.reader, application)
+            application = timed = TimedRequest(self.reader, application, self.note)
             claim = timed.claim
         cycle = RequestCycle(
             self.transport,
@@ -316,8 +317,8 @@ class HttpConnection(asyncio.Protocol):
             keep_alive=scope["http_version"] != "1.0" and self.parser.should_keep_alive(),
             expects_continue=self.expects_continue,
         )
-        hooks = {"mark": self.verified, "claim": claim, "watch_body": self.reader.watch_body}
-        scope["extensions"] = {SERVER_HOOKS: {**hooks, "whole_body": cycle.whole_body}}
+        server = Server(claim, self.verified, self.reader.watch_body, cycle.whole_body)
+        scope["extensions"] = {SERVER: {"request": server}}
         if self.is_answering():
             self.flow.pause_reading()
             self.waiting.appendleft((cycle, application, scope))
@@ -383,6 +384,13 @@ class HttpConnection(asyncio.Protocol):
     def verified(self) -> None:
         """Keep this connection: it has shown valid credentials."""
         self.unverified.pop(self, None)
+
+    def note(self, tenant: Tenant | None) -> bool:
+        """Note the tenant of a request; None: its credentials are not verified. Return True: it is not refused."""
+        self.reader.claim(tenant)
+        if tenant is not None:
+            self.verified()
+        return True
 
     def _evict(self) -> None:
         """Close the oldest of the other connections without credentials: an idle one, else one that sends a body."""

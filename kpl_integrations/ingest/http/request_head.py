@@ -7,13 +7,14 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from kpl_integrations.ingest.admission.refusals import Refusal, Refused, over_cpu_share
+from kpl_integrations.asgi.protocol import Scope
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.tenants import ACKS, Ack, Tenant
 
 ACK_HEADER: Final = b"x-ack"
 FORWARDED_FOR: Final = b"x-forwarded-for"
-# The ASGI extension by which a route tells the gateway's own server whose request it is, and asks for its body.
-SERVER_HOOKS: Final = "kpl_integrations.server"
+# The ASGI extension of the gateway's own server; its one member is a `Server`.
+SERVER: Final = "kpl_integrations.server"
 # Content types for which no other header field is read, in the spelling of nearly all clients.
 PLAIN_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
 _PLAIN_TYPES: Final = {name.encode(): name for name in PLAIN_CONTENT_TYPES}
@@ -41,7 +42,6 @@ _MOST_PARAMETERS: Final = 8
 _MOST_QUERY_BYTES: Final = 256
 
 FieldsByName = Mapping[bytes, bytes]
-Extensions = Mapping[str, Mapping[object, Any]] | None
 
 
 class RequestOptions(NamedTuple):
@@ -52,32 +52,27 @@ class RequestOptions(NamedTuple):
 
 
 _NO_OPTIONS: Final = RequestOptions()
+_NO_TEXTS: Final[Mapping[str, str]] = {}
 
 
-def mark_verified(extensions: Extensions) -> None:
-    """Tell the server that the client of this request has valid credentials; `extensions` are the scope's."""
-    if extensions is not None and SERVER_HOOKS in extensions:
-        extensions[SERVER_HOOKS]["mark"]()
+class Server(NamedTuple):
+    """What the gateway's own server does for one request.
 
-
-def body_watcher(extensions: Extensions) -> Callable[[Any], object] | None:
-    """Return what keeps pauses of reading out of the time limit of this request's body; None: nothing pauses it."""
-    return extensions[SERVER_HOOKS]["watch_body"] if extensions is not None and SERVER_HOOKS in extensions else None
-
-
-def whole_body(extensions: Extensions) -> bytes | None:
-    """Return the body of this request if the server has all of it, which then saves a timer; else call `receive`."""
-    return extensions[SERVER_HOOKS]["whole_body"]() if extensions is not None and SERVER_HOOKS in extensions else None
-
-
-def claim_request(extensions: Extensions, tenant: Tenant | None) -> None:
-    """Tell the server the tenant of this request; None: it has no verified credentials.
-
-    Raises:
-        Refused: the tenant has used more than its share of CPU time, and this request cannot wait.
+    `claim` notes whose request it is (None: nobody's that is verified), and returns False if that tenant has used more
+    than its share of CPU time and the request cannot wait. `verified` keeps the connection. `watch_body` keeps pauses
+    of reading out of the time limit of the body. `whole_body` returns the body if all of it has arrived, else None.
     """
-    if extensions is not None and SERVER_HOOKS in extensions and extensions[SERVER_HOOKS]["claim"](tenant) is False:
-        raise over_cpu_share(tenant)
+
+    claim: Callable[[Tenant | None], bool]
+    verified: Callable[[], object]
+    watch_body: Callable[[Any], object]
+    whole_body: Callable[[], bytes | None]
+
+
+def server_of(scope: Scope) -> Server | None:
+    """Return what the gateway's own server does for this request; None: another server received it."""
+    extensions = scope.get("extensions")
+    return extensions[SERVER]["request"] if extensions is not None and SERVER in extensions else None
 
 
 def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | None:
@@ -102,18 +97,27 @@ def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | 
 
 
 class RecordsHead(msgspec.Struct, frozen=True, gc=False):
-    """The head of a request for records. It depends neither on the tenant nor on the body."""
+    """The head of a request for records. It depends neither on the tenant nor on the body.
+
+    `headers` may be those of an earlier request on the connection, if only fields that nobody reads and Authorization
+    differ (`fast_path/head_cache.py`). So read `authorization`.
+    """
 
     stream: str
-    options: RequestOptions
+    query: bytes
     authorization: str | None
     # One of `PLAIN_CONTENT_TYPES` if no other field determines the format of the decompressed body, else None.
     plain_type: str | None
+    # The content type, and the fields as texts, unless it is plain.
+    content_type: str
+    texts: Mapping[str, str]
+    # None: they are invalid, and `options_of` says why.
+    options: RequestOptions | None
     headers: FieldsByName
 
     def __repr__(self) -> str:
         """Leave out the credentials."""
-        return f"<RecordsHead of {self.stream!r}, {self.options}>"
+        return f"<RecordsHead of {self.stream!r}>"
 
 
 def header_fields(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -143,23 +147,46 @@ def _joined(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     return {name: b", ".join(values) for name, values in fields.items()}
 
 
+def authorization_of(headers: FieldsByName) -> str | None:
+    """Return the value of Authorization, None without one."""
+    value = headers.get(b"authorization")
+    return None if value is None else value.decode("latin-1")
+
+
 def records_head(stream: str, query: bytes, headers: FieldsByName) -> RecordsHead:
-    """Parse the head of a request for records.
+    """Return the parsed head of a request for records."""
+    plain_type = None if b"ce-specversion" in headers else _PLAIN_TYPES.get(headers.get(b"content-type", b""))
+    texts = _NO_TEXTS
+    if plain_type is None:
+        texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+    try:
+        options = _options(query, headers.get(ACK_HEADER))
+    except Refused:
+        options = None
+    return RecordsHead(
+        stream=stream,
+        query=query,
+        authorization=authorization_of(headers),
+        plain_type=plain_type,
+        content_type=plain_type or texts.get("content-type", ""),
+        texts=texts,
+        options=options,
+        headers=headers,
+    )
+
+
+def options_of(head: RecordsHead) -> RequestOptions:
+    """Return the options of a request for records.
 
     Raises:
         Refused: the query or X-Ack is invalid.
     """
-    authorization = headers.get(b"authorization")
-    return RecordsHead(
-        stream,
-        _options(query, headers.get(ACK_HEADER)) if query or ACK_HEADER in headers else _NO_OPTIONS,
-        None if authorization is None else authorization.decode("latin-1"),
-        None if b"ce-specversion" in headers else _PLAIN_TYPES.get(headers.get(b"content-type", b"")),
-        headers,
-    )
+    return _options(head.query, head.headers.get(ACK_HEADER))
 
 
 def _options(query: bytes, ack: bytes | None) -> RequestOptions:
+    if not query and ack is None:
+        return _NO_OPTIONS
     if len(query) + len(ack or b"") > _MOST_QUERY_BYTES:
         detail = f"query and X-Ack have more than {_MOST_QUERY_BYTES} bytes; they may contain ack and partial"
         raise Refused(Refusal.BAD_PARAMETER, detail)

@@ -12,8 +12,14 @@ from kpl_integrations.ingest.tenants import Tenant
 class TimedRequest:
     """An ASGI application for one request. It charges the CPU time of the request's task to its tenant."""
 
-    def __init__(self, reader: ConnectionReader, application: Any) -> None:  # noqa: ANN401 - an ASGI application
+    def __init__(
+        self,
+        reader: ConnectionReader,
+        application: Any,  # noqa: ANN401 - an ASGI application
+        note: Callable[[Tenant | None], object],
+    ) -> None:
         self._reader = reader
+        self._note = note
         self._application = application
         self._is_refused = reader.is_refusing
         self._flow, self._weight = reader.flow, reader.weight
@@ -24,7 +30,7 @@ class TimedRequest:
 
     def claim(self, tenant: Tenant | None) -> bool:
         """Note the tenant. Return False if the request is to be refused."""
-        self._reader.claim(tenant)
+        self._note(tenant)
         self._flow, self._weight = self._reader.flow, self._reader.weight
         return not (self._is_refused or self._reader.refuses())
 

@@ -14,7 +14,7 @@ from kpl_core import SpoolOptions
 from kpl_core.testing import Effect, ErrorAnswer, FakeKinesis, FakeTransport, ResetBeforeCommit, When
 from kpl_integrations.ingest import REFUSALS, IngestGateway, Refusal, load_settings
 from kpl_integrations.ingest.http.answers import REGISTERED_TYPES
-from kpl_integrations.ingest.http.request_head import SERVER_HOOKS
+from kpl_integrations.ingest.http.request_head import SERVER, Server
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.gateway_scene import (
     JSON,
@@ -107,11 +107,10 @@ async def slow_body(gateway: IngestGateway) -> Answer:
 
 async def cpu_share(gateway: IngestGateway) -> Answer:
     """The server says whether a request may wait for its tenant's turn."""
-    server: dict[str, Any] = {"mark": lambda: None, "claim": lambda tenant: tenant.id != "acme"}
-    server |= {"watch_body": lambda _: None, "whole_body": lambda: None}
+    server = Server(lambda tenant: tenant is None or tenant.id != "acme", lambda: None, lambda _: None, lambda: None)
 
     async def claimed(scope: Any, receive: Any, send: Any) -> None:
-        await gateway({**scope, "extensions": {SERVER_HOOKS: server}}, receive, send)
+        await gateway({**scope, "extensions": {SERVER: {"request": server}}}, receive, send)
 
     application: Any = claimed
     assert (await Client(application, "slow").post(ONE)).status == 202

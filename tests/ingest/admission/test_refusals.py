@@ -15,7 +15,7 @@ from kpl_integrations.ingest.admission.refusals import (
     refusal_headers,
 )
 from kpl_integrations.ingest.http.answers import problem_of
-from kpl_integrations.ingest.routes.kinesis_wire import WIRE_ANSWERS
+from kpl_integrations.ingest.request.kinesis_wire import WIRE_ANSWERS
 from kpl_integrations.ingest.tenants import QuotaState, Tenant
 
 # Seconds, and the field's value: rounded up, at least 1.
@@ -27,7 +27,7 @@ def test_retry_after_is_rounded_up_to_whole_seconds(seconds, value):
     assert retry_after_header(seconds) == (b"retry-after", value)
     refused = Refused(Refusal.NO_ROOM, "full", retry_after=seconds)
     assert refusal_headers(refused) == [(b"retry-after", value)]
-    assert (b"retry-after", value) in problem_of(refused)[1]
+    assert (b"retry-after", value) in problem_of(refused).fields
 
 
 def test_one_file_writes_and_rounds_retry_after():

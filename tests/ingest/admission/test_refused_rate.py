@@ -11,7 +11,7 @@ from kpl_core import SpoolOptions
 from kpl_core.hooks import BreakerChanged
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest import IngestGateway, load_settings
-from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
+from kpl_integrations.ingest.request.needs import Results
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.admission.test_admission import ROWS
 from tests.support.gateway_scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway, records
@@ -145,13 +145,16 @@ async def test_the_fast_path_gives_the_rate_back_too():
     async with open_gateway(transport, KnownTenants(tenant)) as gateway:
         assert (await Client(gateway, "t").post(ONE)).status == 202
         headers = [(b"authorization", b"Bearer t"), (b"content-type", JSON.encode()), (b"content-length", b"33")]
-        head = gateway.sync_head(f"/v1/streams/{STREAM}/records?ack=delivered".encode(), headers)
+        head = gateway.head_of(f"/v1/streams/{STREAM}/records?ack=delivered".encode(), headers)
         assert head is not None
-        pending = gateway.sync_answer(head, json.dumps(ONE).encode(), "")
-        assert isinstance(pending, PendingAnswer)
+        request = gateway.begin(head, json.dumps(ONE).encode(), "", None)
+        assert request is not None
+        steps = request.run()
+        need = next(steps)
+        assert isinstance(need, Results)
         assert records_spent(gateway) == 2
-        done = anyio.Event()
-        pending.begin(lambda look: look(), lambda _: done.set())
-        await done.wait()
-        assert pending.answer().status == 502
+        await need.deliveries.results()
+        with pytest.raises(StopIteration) as end:
+            next(steps)
+        assert end.value.value.status == 502
         assert records_spent(gateway) == 1

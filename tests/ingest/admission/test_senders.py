@@ -149,7 +149,7 @@ def test_addresses_have_separate_budgets_and_their_number_is_bounded() -> None:
     for number in range(MOST_ADDRESSES + 10):
         budgets.charge(f"10.{number}", 1, 0.0)
         budgets.charge("free", 0, 0.0)
-    assert len(budgets) == MOST_ADDRESSES
+    assert len(budgets.by_address) == MOST_ADDRESSES
 
 
 @pytest.mark.parametrize(

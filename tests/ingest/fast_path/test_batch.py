@@ -16,7 +16,7 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding import DecodeLimits, decode_singles
 from kpl_integrations.ingest.fast_path.batch import RequestBatch
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.routes.records import RecordsRoute
+from kpl_integrations.ingest.request.records import RecordsRequest
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.fast_path.test_protocol import LAST, address_of
 from tests.ingest.fast_path.test_repeated_requests import ONE, PATH, Line, line_to, protocol_of, request
@@ -178,14 +178,14 @@ def test_the_records_of_one_call_are_those_of_each_body_or_none():
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return how many records each put of a batch had."""
     sizes: list[int] = []
-    put = RecordsRoute.queue_together
+    put = RecordsRequest.put_together
 
-    def counted(self: RecordsRoute, head: Any, bodies: Any) -> Any:
-        answer = put(self, head, bodies)
+    def counted(self: RecordsRequest, bodies: Any) -> Any:
+        answer = put(self, bodies)
         sizes.append(len(bodies) if answer is not None else 0)
         return answer
 
-    monkeypatch.setattr(RecordsRoute, "queue_together", counted)
+    monkeypatch.setattr(RecordsRequest, "put_together", counted)
     return sizes
 
 
@@ -267,7 +267,7 @@ class TestOneIteration:
 
     async def test_an_exception_is_answered_500_and_logged_once(self, caplog, monkeypatch):
         async with lines(3) as (_, made):
-            monkeypatch.setattr(RecordsRoute, "queue_together", _fails)
+            monkeypatch.setattr(RecordsRequest, "put_together", _fails)
             with caplog.at_level(logging.ERROR):
                 read_together(made, ["one"] * 3)
                 await settle()

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
 from kpl_integrations.ingest.http.raw_answers import AnswerStarts
+from kpl_integrations.ingest.request import records
 from kpl_integrations.ingest.serving import GatewayServer
 from tests.ingest.served import served, spoken
 from tests.support.gateway_scene import JSON, STREAM, gateway_of, kinesis
@@ -140,7 +140,7 @@ async def test_a_shutdown_delivers_the_records_and_sends_the_pending_answers():
 async def test_an_exception_of_a_pending_answer_is_answered_500(caplog, monkeypatch):
     async with served(gateway_of(kinesis())) as server:
         await spoken(server, request(), LAST)
-        monkeypatch.setattr(PendingAnswer, "answer", _fails)
+        monkeypatch.setattr(records, "all_delivered", _fails)
         assert (await spoken(server, DELIVERED)).startswith(b"HTTP/1.1 500")
     assert "Exception in the fast path" in caplog.text
 
@@ -202,7 +202,7 @@ async def test_an_idle_connection_of_the_fast_path_is_closed():
 async def test_an_exception_is_answered_500_and_logged_once(caplog):
     gateway = gateway_of(kinesis())
     async with served(gateway) as server:
-        gateway.sync_answer = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
+        gateway.begin = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
         said = await spoken(server, request())
     assert said.startswith(b"HTTP/1.1 500")
     assert b"connection: close" in said
@@ -215,7 +215,7 @@ async def test_requests_behind_an_answer_that_closes_are_not_accepted(before):
     transport = kinesis()
     gateway = gateway_of(transport)
     async with served(gateway) as server:
-        gateway.sync_answer = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
+        gateway.begin = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
         said = await spoken(server, before, request() + request() + request(), pause=0.1)
         assert [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)] == (
             [b"200", b"500"] if before else [b"500"]

@@ -190,7 +190,7 @@ async def test_a_body_without_room_is_told_why() -> None:
 
         await anyio.sleep(delay)
         try:
-            await read_body({}, receive, most_bytes=1_000, seconds=5.0, room=SenderRoom(room, sender))
+            await read_body(receive, most_bytes=1_000, seconds=5.0, room=SenderRoom(room, sender))
         except Refused as refused:
             told.append(refused.detail)
 

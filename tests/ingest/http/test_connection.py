@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from kpl_integrations.ingest.http.connection import HttpConnection
-from kpl_integrations.ingest.http.request_head import SERVER_HOOKS
+from kpl_integrations.ingest.http.request_head import SERVER
 from tests.ingest.wire import Wire
 from tests.support.virtual_time import Backend, virtual_time_backend
 
@@ -223,7 +223,7 @@ async def test_a_body_that_has_arrived_is_there_without_waiting(pieces, whole):
     heard: list[Any] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        take = scope["extensions"][SERVER_HOOKS]["whole_body"]
+        take = scope["extensions"][SERVER]["request"].whole_body
         heard.append(take())
         # What was taken is not there again.
         message = await receive() if heard[0] is None else {"body": take() or heard[0]}
@@ -241,7 +241,7 @@ async def test_a_large_body_that_was_taken_does_not_stop_the_reading():
 
     async def application(scope: Any, _receive: Any, send: Any) -> None:
         flow.append(connection.flow.read_paused)
-        assert len(scope["extensions"][SERVER_HOOKS]["whole_body"]()) == 100_000
+        assert len(scope["extensions"][SERVER]["request"].whole_body()) == 100_000
         flow.append(connection.flow.read_paused)
         await answer(b"", status=204)(scope, _receive, send)
 

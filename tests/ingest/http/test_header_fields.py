@@ -130,7 +130,7 @@ async def test_records_are_not_accepted_by_the_last_of_two_fields(name, values):
     async with open_gateway(directory=OpenTenants(Tenant(id="local"))) as gateway:
         length = (b"content-length", str(len(body)).encode())
         target = f"/v1/streams/{STREAM}/records"
-        assert gateway.sync_head(target.encode(), [(b"host", b"x"), length, *fields]) is None
+        assert gateway.head_of(target.encode(), [(b"host", b"x"), length, *fields]) is None
         status, answer = await answered(gateway, target, body, length, *fields)
         report = gateway.producer.report()
     assert status == (415 if name == b"content-encoding" else 400), answer

@@ -16,7 +16,7 @@ from kpl_integrations.ingest.admission.refusals import Refused
 from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
 from kpl_integrations.ingest.http import large_bodies
 from kpl_integrations.ingest.http.large_bodies import SLICE_SECONDS, LargeBodies, small_body
-from kpl_integrations.ingest.routes import records
+from kpl_integrations.ingest.request import records
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, kinesis, open_gateway
 

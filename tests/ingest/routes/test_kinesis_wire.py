@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from kpl_core import BlockingProducer, Config as ProducerConfig, UserRecord, encode
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal
-from kpl_integrations.ingest.routes.kinesis_wire import WIRE_ANSWERS
+from kpl_integrations.ingest.request.kinesis_wire import WIRE_ANSWERS
 from kpl_integrations.ingest.streams.upstream import UNAVAILABLE, Upstream
 from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
 from kpl_integrations.kinesis_protocol.requests import RequestRefused

@@ -8,7 +8,7 @@ import pytest
 
 from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
 from kpl_integrations.ingest.decoding.put_records_body import named_stream
-from kpl_integrations.ingest.routes import kinesis_wire
+from kpl_integrations.ingest.request import kinesis_wire
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.support.gateway_scene import STREAM, Client, open_gateway
 

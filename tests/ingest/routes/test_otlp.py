@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from kpl_core.testing import RecordError, When
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal
-from kpl_integrations.ingest.routes.otlp import status_message
+from kpl_integrations.ingest.request.otlp import status_message
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.running_gateway import RunningGateway, key_directory, running_gateway
 

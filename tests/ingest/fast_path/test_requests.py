@@ -1,4 +1,4 @@
-"""The fast path answers and does exactly what the application would."""
+"""A request that a connection runs itself has exactly the answer and the effects of one that ASGI receives."""
 
 import gzip
 import json
@@ -9,8 +9,10 @@ import pytest
 
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.refusals import Refusal
-from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
+from kpl_integrations.ingest.fast_path.requests import PendingRequest, encoded
+from kpl_integrations.ingest.request.needs import Results, Steps
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis, records
 from tests.support.producer_scene import stored
@@ -34,7 +36,7 @@ def directory() -> KnownTenants:
     )
 
 
-# A request: target, body, further header fields, and whether the fast path answers it.
+# A request: target, body, further header fields, and whether a connection may run it itself.
 Asked = tuple[str, bytes, dict[str, str], bool]
 ASKED: dict[str, Asked] = {
     "one": (PATH, ONE, {}, True),
@@ -67,12 +69,12 @@ ASKED: dict[str, Asked] = {
     "each alone, delivered": (PATH + "?ack=delivered", ONE, {"authorization": "alone"}, True),
     "a bad one, delivered": (PATH + "?ack=delivered", BAD, {}, True),
     "delivered by default": (PATH, ONE, {"authorization": "sure"}, True),
-    "a key": (PATH, ONE, {"idempotency-key": "k"}, False),
-    "a bad parameter": (PATH + "?ack=never", ONE, {}, False),
-    "an unknown parameter": (PATH + "?a=b", ONE, {}, False),
-    "a header": (PATH, ONE, {"x-ack": "spooled"}, False),
-    "another's stream": (PATH, ONE, {"authorization": "other"}, False),
-    "no such stream": ("/v1/streams/absent/records", ONE, {}, False),
+    "a key": (PATH, ONE, {"idempotency-key": "k"}, True),
+    "a bad parameter": (PATH + "?ack=never", ONE, {}, True),
+    "an unknown parameter": (PATH + "?a=b", ONE, {}, True),
+    "a header": (PATH, ONE, {"x-ack": "spooled"}, True),
+    "another's stream": (PATH, ONE, {"authorization": "other"}, True),
+    "no such stream": ("/v1/streams/absent/records", ONE, {}, True),
     "no name of a stream": ("/v1/streams/a%20b/records", ONE, {}, False),
     "no stream": ("/v1/streams//records", ONE, {}, False),
     "another path": ("/v1/logs", ONE, {}, False),
@@ -88,21 +90,41 @@ async def asked(gateway: IngestGateway, each: Asked, *, at_once: bool) -> tuple[
         answer = await Client(gateway).call("POST", target, body, headers=fields)
         return answer.status, answer.headers, answer.body
     headers = [(name.encode(), value.encode()) for name, value in fields.items()]
-    head = gateway.sync_head(target.encode(), headers)
-    answered = None if head is None else gateway.sync_answer(head, body, "")
-    if answered is None:
+    head = gateway.head_of(target.encode(), headers)
+    request = None if head is None else gateway.begin(head, body, "", None)
+    if request is None:
         return None
-    if isinstance(answered, PendingAnswer):
-        is_done = anyio.Event()
-        answered.begin(lambda look: look(), lambda _: is_done.set())
-        assert not answered.response_complete
-        await is_done.wait()
-        assert answered.response_complete
-        answered = answered.answer()
+    answered = encoded(await ran(gateway, request.run()))
     lines, _, content = answered.content.partition(b"\r\n\r\n")
     named = dict(line.split(": ", 1) for line in lines.decode().split("\r\n"))
     assert answered.closes == (named.get("connection") == "close")
     return answered.status, named, content
+
+
+async def ran(gateway: IngestGateway, steps: Steps[Answer]) -> Answer:
+    """Run a request as a connection does."""
+    try:
+        need = next(steps)
+        if isinstance(need, Results):
+            is_done = anyio.Event()
+            pending = PendingRequest(steps, need.deliveries)
+            pending.begin(lambda look: look(), lambda _: is_done.set())
+            assert not pending.response_complete
+            await is_done.wait()
+            assert pending.response_complete
+            next(steps)
+    except StopIteration as end:
+        answer: Answer = end.value
+        return answer
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await gateway.finish(steps, need, send)
+    start, content = sent
+    fields = [field for field in start["headers"] if field[0] != b"content-length"]
+    return Answer(start["status"], content["body"], fields)
 
 
 async def what_it_did(each: Asked, *, at_once: bool, fault: Any = None) -> tuple[Any, ...]:
@@ -121,7 +143,7 @@ async def what_it_did(each: Asked, *, at_once: bool, fault: Any = None) -> tuple
 
 
 @pytest.mark.parametrize("name", [name for name, each in ASKED.items() if each[3]])
-async def test_the_fast_path_answers_like_the_application(name):
+async def test_a_connection_answers_like_the_application(name):
     assert await what_it_did(ASKED[name], at_once=True) == await what_it_did(ASKED[name], at_once=False)
 
 
@@ -134,7 +156,7 @@ async def test_the_answer_to_records_that_fail_is_the_application_s(name, fault)
 
 
 @pytest.mark.parametrize("name", [name for name, each in ASKED.items() if not each[3]])
-async def test_a_request_that_may_wait_is_left_to_the_application_without_effects(name):
+async def test_a_request_in_another_form_is_left_to_the_application_without_effects(name):
     answers, accounts, refused, tally, _ = await what_it_did(ASKED[name], at_once=True)
     assert answers == [None, None]
     assert ("plain", 1, 1) in accounts
