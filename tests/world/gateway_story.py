@@ -13,8 +13,8 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.tenants import Tenant
-from tests.support.consumers import read_everything
-from tests.support.gateway_scene import STREAM, Client, KnownTenants
+from tests.support.consumers import read_as_kcl, read_everything
+from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
 from tests.world.invariants import Run
 from tests.world.network import World
 from tests.world.service_faults import SERVICE_FAULTS, arm
@@ -28,7 +28,8 @@ MOST_RECORDS = 6_000
 # Reasons for which a tenant within its rate may be refused: no tenant's records can flow.
 NOBODY_FLOWS = frozenset({"The stream does not answer", "The stream could not be looked up", "Out of room"})
 
-ANSWERS = frozenset({200, 202, 207, 429, 502, 503, 504})
+ANSWERS = frozenset({200, 202, 207, 409, 429, 502, 503, 504})
+MOST_TRIES = 50
 # Answers of `ack=delivered` after the records were accepted.
 DELIVERING = frozenset({"Gateway Timeout", "Bad Gateway", "No record was delivered in time", "Kinesis took no record"})
 
@@ -42,8 +43,12 @@ class _Tenant:
         chance = story.world.chance
         self.ack = chance.choice(["queued", "delivered"])
         self.is_polite = chance.random() < 0.5
+        # A client that stops waiting and has a key sends the request again.
+        self.has_keys = chance.random() < 0.4
+        self.patience_seconds = chance.choice([None, None, 0.05, 2.0])
         # Data of records by what the client heard of their request.
         self.acknowledged: list[bytes] = []
+        self.keyed: list[bytes] = []
         self.refused: list[bytes] = []
         self.titles: Counter[str] = Counter()
         self.answers: Counter[int] = Counter()
@@ -60,23 +65,41 @@ class _Tenant:
         """Post once; a polite client tries again after the time that it is told."""
         records = [self.story.record() for _ in range(count)]
         data = [record["data"].encode() for record in records]
-        for _ in range(3):
-            answer = await self.client.post(records, ack=self.ack)
+        self.keyed += data if self.has_keys else []
+        is_unknown = False
+        for _ in range(MOST_TRIES if self.has_keys else 3):
+            answer = await self.answer_to(records)
+            if answer is None:
+                is_unknown = True
+                if not self.has_keys:
+                    return
+                continue
             self.answers[answer.status] += 1
+            if answer.status == HTTPStatus.CONFLICT:
+                await asyncio.sleep(float(answer.headers["retry-after"]))
+                continue
             if answer.status in {HTTPStatus.OK, HTTPStatus.ACCEPTED}:
                 results = answer.json().get("records", [])
                 failed = {index for index, result in enumerate(results) if "sequence_number" not in result}
                 self.acknowledged += [each for index, each in enumerate(data) if index not in failed]
                 return
             self.titles[answer.json()["title"]] += 1
-            if answer.status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
-                if not self.is_polite:
-                    self.refused += data
-                    return
-                await asyncio.sleep(float(answer.headers["retry-after"]))
-            else:
+            if answer.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
                 return
-        self.refused += data
+            if not self.is_polite:
+                break
+            await asyncio.sleep(float(answer.headers["retry-after"]))
+        if not is_unknown:
+            self.refused += data
+
+    async def answer_to(self, records: list[dict[str, str]]) -> Answer | None:
+        """Return the answer; None: the client stops waiting, and the gateway goes on."""
+        fields = {"idempotency_key": f'"{self.tenant.id} {records[0]["data"]}"'} if self.has_keys else {}
+        asking = asyncio.create_task(self.client.post(records, ack=self.ack, **fields))
+        if await asyncio.wait({asking}, timeout=self.patience_seconds) != (set(), {asking}):
+            return await asking
+        self.story.left.append(asking)
+        return None
 
 
 class _GatewayStory:
@@ -100,6 +123,8 @@ class _GatewayStory:
         )
         self.gateway = IngestGateway(settings, KnownTenants(*tenants), transport=self.transport, chance=chance.random)
         self.made = 0
+        # Requests whose clients have stopped waiting.
+        self.left: list[asyncio.Task[Answer]] = []
         speeds = [QUIET_PER_SECOND, *(chance.choice([200.0, 2_000.0, 10_000.0]) for _ in noisy)]
         self.tenants = [_Tenant(self, tenant, speed) for tenant, speed in zip(tenants, speeds, strict=True)]
 
@@ -124,6 +149,8 @@ class _GatewayStory:
                     _ = tasks.create_task(tenant.post_until(STORY_SECONDS))
             self.kinesis.faults.clear()
             await asyncio.sleep(RECOVERY_SECONDS)
+            if self.left:
+                _ = await asyncio.wait(self.left)
             last = await Client(self.gateway, "quiet").post([self.record()], ack="delivered")
             if last.status != HTTPStatus.OK:
                 false.append(f"after the last fault: {last.status} {last.body[:200]!r}")
@@ -132,10 +159,17 @@ class _GatewayStory:
                 false.append(f"not ready after the last fault: {ready.body[:300]!r}")
         return false + self.violations()
 
+    def may_double(self) -> bool:
+        """Return True if a fault of this run stores records without saying so, or hides where they are."""
+        hides = "no listings" in self.faults_on and not {"splits", "merges"}.isdisjoint(self.faults_on)
+        return hides or any(SERVICE_FAULTS[name].doubles for name in self.faults_on)
+
     def violations(self) -> list[str]:
         """Return what is false after the close."""
         false: list[str] = []
         stored = Counter(read.data for read in read_everything(self.kinesis, STREAM))
+        # A KCL drops what a split made its reader find in the wrong shard, and the producer sends it again.
+        read = Counter(each.data for each in read_as_kcl(self.kinesis, STREAM, now=self.world.now()))
         report = self.gateway.producer.report()
         if report.accepted != report.delivered + report.failed_total + report.buffered or report.buffered:
             false.append(f"the books do not close: {report}")
@@ -145,6 +179,8 @@ class _GatewayStory:
                 false.append(f"{name} was answered {dict(each.answers)}")
             if each.ack == "delivered" and (missing := [data for data in each.acknowledged if data not in stored]):
                 false.append(f"{name}: {len(missing)} acknowledged as delivered and not stored, such as {missing[0]!r}")
+            if not self.may_double() and (doubled := [data for data in each.keyed if read[data] > 1]):
+                false.append(f"{name}: {len(doubled)} sent with a key and read twice, such as {doubled[0]!r}")
             if ghosts := [data for data in each.refused if data in stored]:
                 false.append(f"{name}: {len(ghosts)} refused and stored, such as {ghosts[0]!r}")
         queued = sum(len(each.acknowledged) for each in self.tenants if each.ack == "queued")

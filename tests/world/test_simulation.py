@@ -18,6 +18,7 @@ from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter, _
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.producer.report import ProducerReport
 from kpl_core.testing import FakeKinesis
+from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Ledger, Run, conserved, delivered_is_stored, one_result_each, report_equals_results
@@ -100,6 +101,12 @@ def test_records_that_are_deleted_from_the_spool_when_they_are_sent_are_seen(mon
 
     monkeypatch.setattr(Spool, "claim_backlog_nowait", claim_and_delete)
     assert "and never delivered" in found_from(1, run_spool_story)[0]
+
+
+def test_a_key_that_is_not_remembered_while_its_request_is_answered_is_seen(monkeypatch):
+    monkeypatch.setattr(IdempotencyWindow, "begin", lambda *_: None)
+    monkeypatch.setattr(IdempotencyWindow, "finish", lambda *_: None)
+    assert "sent with a key and read twice" in found_from(1, run_gateway_story)[0]
 
 
 def test_room_that_is_given_back_twice_is_seen(monkeypatch):
