@@ -17,7 +17,7 @@ from tests.support.consumers import read_as_kcl, read_everything
 from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
 from tests.world.invariants import Run
 from tests.world.network import World
-from tests.world.service_faults import SERVICE_FAULTS, arm
+from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm
 from tests.world.world_loop import run_in_world
 
 STORY_SECONDS, RECOVERY_SECONDS = 30.0, 15.0
@@ -145,6 +145,7 @@ class _GatewayStory:
         async with self.gateway:
             async with asyncio.TaskGroup() as tasks:
                 _ = tasks.create_task(self.faults(STORY_SECONDS))
+                _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
                 for tenant in self.tenants:
                     _ = tasks.create_task(tenant.post_until(STORY_SECONDS))
             self.kinesis.faults.clear()
@@ -162,7 +163,8 @@ class _GatewayStory:
     def may_double(self) -> bool:
         """Return True if a fault of this run stores records without saying so, or hides where they are."""
         hides = "no listings" in self.faults_on and not {"splits", "merges"}.isdisjoint(self.faults_on)
-        return hides or any(SERVICE_FAULTS[name].doubles for name in self.faults_on)
+        # After a pause an answer can be there too late.
+        return hides or self.world.has_pauses or any(SERVICE_FAULTS[name].doubles for name in self.faults_on)
 
     def violations(self) -> list[str]:
         """Return what is false after the close."""
@@ -204,4 +206,5 @@ async def _run(world: World) -> Run:
     outcomes = Counter(
         {f"{each.tenant.id[:5]} {status}": count for each in story.tenants for status, count in each.answers.items()}
     )
-    return Run(story.faults_on, world.now(), story.made, len(story.transport.requests), outcomes, false)
+    faults = story.faults_on + [PAUSES] * world.has_pauses
+    return Run(faults, world.now(), story.made, len(story.transport.requests), outcomes, false)

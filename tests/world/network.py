@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from kpl_core.coordination import Listing, MemoryStore, Reading, StoreFailed, Written
+from tests.world.world_loop import WorldLoop
 
 Returned = TypeVar("Returned")
 
@@ -53,11 +54,24 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.chance = random.Random(seed)
+        # By a chance of their own, so that a story does not depend on them otherwise.
+        self._pauses = random.Random(f"pauses of {seed}")
+        self.has_pauses = self._pauses.random() < 0.2
         self.transitions = 0
 
     @staticmethod
     def now() -> float:
         return asyncio.get_running_loop().time()
+
+    async def pause_at_times(self, until: float) -> None:
+        """Let the process of the world stand still now and then, until then, if it does that in this run."""
+        while self.has_pauses:
+            await asyncio.sleep(self._pauses.expovariate(0.1))
+            if self.now() >= until:
+                return
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, WorldLoop)
+            loop.pause(self._pauses.choice([0.05, 1.0, 20.0]))
 
 
 class StoreLink:

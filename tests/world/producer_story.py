@@ -16,7 +16,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.transport import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from tests.world.invariants import Ledger, Put, Run, bounded, conserved, outage_is_said, violations
 from tests.world.network import World
-from tests.world.service_faults import SERVICE_FAULTS, arm
+from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm
 from tests.world.world_loop import run_in_world
 
 STREAM = "orders"
@@ -176,6 +176,7 @@ class _Story:
         async with Producer(self.setting.config, transport=self.transport) as producer:
             async with asyncio.TaskGroup() as tasks:
                 _ = tasks.create_task(self.faults(STORY_SECONDS))
+                _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
                 for number in range(self.setting.clients):
                     _ = tasks.create_task(self.client(producer, f"client {number}", STORY_SECONDS))
             self.kinesis.faults.clear()
@@ -195,7 +196,8 @@ class _Story:
             self.ledger, report, self.kinesis, STREAM, self.setting.config, last, now=self.world.now()
         )
         faults = set(self.setting.faults)
-        may_double = any(SERVICE_FAULTS[name].doubles for name in faults)
+        # After a pause an answer can be there too late.
+        may_double = self.world.has_pauses or any(SERVICE_FAULTS[name].doubles for name in faults)
         # It is not known then whether a KCL keeps a record where it is, so it is sent again.
         may_double = may_double or ("no listings" in faults and not faults.isdisjoint({"splits", "merges"}))
         if not may_double and self.ledger.doubled(self.kinesis, STREAM, self.world.now()):
@@ -207,6 +209,5 @@ async def _story(world: World) -> Run:
     story = _Story(world, setting)
     await story.tell()
     outcomes = Counter(result.error_code or "delivered" for result in story.ledger.results())
-    return Run(
-        setting.faults, world.now(), len(story.ledger.puts), len(story.transport.requests), outcomes, story.false
-    )
+    faults = setting.faults + [PAUSES] * world.has_pauses
+    return Run(faults, world.now(), len(story.ledger.puts), len(story.transport.requests), outcomes, story.false)

@@ -21,6 +21,8 @@ from kpl_core.testing import (
 )
 
 PUT = "PutRecords"
+# Befalls the process, not its requests; see `World.pause_at_times`.
+PAUSES = "pauses"
 
 
 class ServiceFault(NamedTuple):

@@ -20,7 +20,7 @@ from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
 from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, shown
 from tests.world.network import World
 from tests.world.producer_story import STREAM
-from tests.world.service_faults import SERVICE_FAULTS, arm
+from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm
 from tests.world.world_loop import run_in_world
 
 STORY_SECONDS = 30.0
@@ -121,6 +121,7 @@ class _SpoolStory:
                 _ = tasks.create_task(self.faults(STORY_SECONDS))
                 _ = tasks.create_task(self.disk_trouble(STORY_SECONDS))
                 _ = tasks.create_task(self.power_cut())
+                _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
                 for number in range(self.chance.randint(1, 3)):
                     _ = tasks.create_task(self.client(producer, f"client {number}", STORY_SECONDS))
             self.kinesis.faults.clear()
@@ -179,7 +180,7 @@ async def _story(world: World, disk: Disk, folder: Path) -> Run:
     await story.tell()
     outcomes = Counter(result.error_code or "delivered" for _, result in story.ledger.with_results())
     return Run(
-        story.service_faults + story.disk_faults,
+        story.service_faults + story.disk_faults + [PAUSES] * world.has_pauses,
         world.now(),
         len(story.ledger.puts),
         len(story.transport.requests),

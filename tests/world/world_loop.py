@@ -58,6 +58,10 @@ class WorldLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now
 
+    def pause(self, seconds: float) -> None:
+        """Stop the process for so long, as SIGSTOP and a paused machine do: afterwards all its timers are late."""
+        self._clock.now += seconds
+
 
 def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
     """Run an async function on a loop of its own, which begins at 0.0."""
