@@ -1,6 +1,6 @@
 """The disk of a world: the spool's real SQLite file, whose writer runs at virtual instants instead of in a thread.
 
-Faults enter where the store commits: slow, full, read-only, broken for good. A power cut is a copy of the file as it is
+Faults enter where the store commits: slow, full, read-only. A power cut is a copy of the file as it is
 between two commits, because a commit is on the disk when its future completes.
 """
 
@@ -35,17 +35,14 @@ class Disk:
     def __init__(self) -> None:
         self.fault: str | None = None
         self.seconds = 0.001
-        self.commits = self.failed_commits = 0
 
     def check(self) -> None:
         """Raise as SQLite does if a commit fails now."""
         code = None if self.fault is None else DISK_FAULTS.get(self.fault)
         if code is not None:
-            self.failed_commits += 1
             error = sqlite3.OperationalError(f"the world has a {self.fault}")
             error.sqlite_errorcode = code
             raise error
-        self.commits += 1
 
 
 class WorldWriter(SpoolWriter):

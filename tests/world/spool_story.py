@@ -112,7 +112,6 @@ class _SpoolStory:
         await asyncio.sleep(self.chance.uniform(1.0, STORY_SECONDS))
         self.is_cut = True
         self.durable += [put for put, result in self.ledger.with_results() if result.kept == "spooled"]
-        self.delivered = {read.data for read in read_everything(self.kinesis, STREAM)}
         _ = copy_of(self.path, self.folder / "cut.db")
 
     async def tell(self) -> None:

@@ -280,6 +280,8 @@ class GatewayConnection(HttpConnection):
             expects_continue=False,
         )
         cycle.end_body()
+        if self.transport.is_closing():
+            cycle.client_gone()
         if self.cycle is None or self.cycle.response_complete:
             # Otherwise it is that of a request behind this one.
             self.cycle = cycle

@@ -58,9 +58,10 @@ _NO_TEXTS: Final[Mapping[str, str]] = {}
 class Server(NamedTuple):
     """What the gateway's own server does for one request.
 
-    `claim` notes whose request it is (None: nobody's that is verified), and returns False if that tenant has used more
-    than its share of CPU time and the request cannot wait. `verified` keeps the connection. `watch_body` keeps pauses
-    of reading out of the time limit of the body. `whole_body` returns the body if all of it has arrived, else None.
+    `claim` notes the tenant of the request (None: its credentials are not verified), and returns False if the tenant
+    has used more than its share of CPU time and the request cannot wait. `verified` keeps the connection. `watch_body`
+    keeps pauses of reading out of the time limit of the body. `whole_body` returns the body if all of it has arrived,
+    else None.
     """
 
     claim: Callable[[Tenant | None], bool]
@@ -99,8 +100,8 @@ def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | 
 class RecordsHead(msgspec.Struct, frozen=True, gc=False):
     """The head of a request for records. It depends neither on the tenant nor on the body.
 
-    `headers` may be those of an earlier request on the connection, if only fields that nobody reads and Authorization
-    differ (`fast_path/head_cache.py`). So read `authorization`.
+    `headers` and `texts` may be those of an earlier request on the connection, which had other credentials
+    (`fast_path/head_cache.py`). So read `authorization`.
     """
 
     stream: str

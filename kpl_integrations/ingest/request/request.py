@@ -66,9 +66,9 @@ class Request:
         self._is_known = False
 
     def run(self) -> Steps[Answer]:
-        """Return the answer, and count it. What a driver raises and is not listed here ends the request unanswered.
+        """Return the answer, and count it. A driver throws what it fails with into the generator.
 
-        `REJECTED` is answered in the form of the request.
+        `REJECTED` is answered in the form of the request. After any other exception the request has no answer.
         """
         try:
             for step in self.who:

@@ -14,7 +14,7 @@ from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.request import records
 from kpl_integrations.ingest.serving import GatewayServer
 from tests.ingest.served import served, spoken
-from tests.support.gateway_scene import JSON, STREAM, gateway_of, kinesis
+from tests.support.gateway_scene import JSON, NDJSON, STREAM, gateway_of, kinesis
 from tests.support.producer_scene import stored
 from tests.support.waiting import until
 
@@ -123,6 +123,73 @@ async def test_a_client_that_leaves_does_not_disturb_its_records(caplog):
         writer.transport.abort()
         await spoken(server, DELIVERED, LAST)
     assert len(stored(transport, STREAM)) == 3
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+# Results of so many records are encoded in slices, which a task does.
+MANY = 1_200
+MANY_DELIVERED = request(b"\n".join([b'{"data":"x"}'] * MANY), target=DELIVERED_PATH).replace(
+    JSON.encode(), NDJSON.encode()
+)
+
+
+def statuses_of(said: bytes) -> list[bytes]:
+    return [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)]
+
+
+async def answers_in_turn(server: GatewayServer, *asked: bytes) -> list[bytes]:
+    """Send each request of a connection after the answer to the one before."""
+    reader, writer = await asyncio.open_connection(*address_of(server))
+    answers = []
+    for each in asked:
+        writer.write(each)
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        answers.append(head + await reader.readexactly(size))
+    writer.close()
+    return answers
+
+
+async def test_a_task_goes_on_with_a_request_and_those_behind_it_keep_their_order(tmp_path):
+    transport = kinesis()
+    gateway = gateway_of(transport, spool=tmp_path / "spool.db")
+    spooled = request(target=PATH + "?ack=spooled")
+    keyed = request(ONE, 'idempotency-key: "k"')
+    async with served(gateway) as server:
+        await spoken(server, request(), LAST)
+        reached = count_of(gateway)
+        answers = await answers_in_turn(server, MANY_DELIVERED, spooled, spooled, keyed, keyed)
+        assert [statuses_of(each) for each in answers] == [[b"200"], *[[b"202"]] * 4]
+        assert answers[0].count(b'"sequence_number"') == MANY
+        assert reached() == 0
+        said = await spoken(server, spooled + MANY_DELIVERED + keyed + request(b"{") + spooled + LAST)
+        assert statuses_of(said) == [b"202", b"200", b"202", b"400", b"202", b"200"]
+        assert said.count(b'"ack":"spooled"') == 2
+    # The requests with the key count once.
+    assert len(stored(transport, STREAM)) == 1 + 2 * MANY + 2 + 1 + 2
+
+
+async def test_nothing_is_sent_to_a_client_that_leaves_before_a_task_goes_on_with_its_request(caplog, monkeypatch):
+    transport = kinesis()
+    gateway = gateway_of(transport)
+    sent = []
+    async with served(gateway) as server:
+        await spoken(server, request(), LAST)
+        finish = type(gateway).finish
+
+        async def noted(self: IngestGateway, steps: Any, need: Any, send: Any) -> None:
+            await finish(self, steps, need, send)
+            sent.append(gateway.tally.answers[200])
+
+        monkeypatch.setattr(type(gateway), "finish", noted)
+        _, writer = await asyncio.open_connection(*address_of(server))
+        writer.write(MANY_DELIVERED)
+        await until(lambda: accepted(gateway) == 1 + MANY)
+        writer.transport.abort()
+        await until(lambda: bool(sent))
+        tasks = server._server.server_state.tasks  # noqa: SLF001
+        await until(lambda: not tasks)
+    assert len(stored(transport, STREAM)) == 1 + MANY
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
