@@ -34,7 +34,7 @@ from kpl_core.coordination.store_objects import (
 SUMMARY_NAME: Final = "leases.json"
 REPORT_PREFIX: Final = "report-"
 # The reports of workers that left this long ago are deleted, at most so many per summary.
-FORGOTTEN_INTERVALS: Final = 20.0
+STALE_INTERVALS: Final = 20.0
 REMOVALS: Final = 50
 MOST_OLD: Final = 200
 # A lost write of the own object may be a clean-up by another worker. Twice in a short time means that a second process
@@ -272,7 +272,7 @@ class SummaryWriter:
             listing.bodies,
             self._on_problem,
             gone,
-            oldest=listing.at - (FORGOTTEN_INTERVALS + LIFETIME_INTERVALS) * interval,
+            oldest=listing.at - (STALE_INTERVALS + LIFETIME_INTERVALS) * interval,
         )
         summary = next_summary(previous, reports, self._rules, at=listing.at)
         parts: list[SummaryPart] = []

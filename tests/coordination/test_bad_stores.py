@@ -15,7 +15,7 @@ from kpl_core import CoordinationOptions
 from kpl_core.coordination import CoordinationStore, Listing, MemoryStore, Reading, StoreFailed, Usage
 from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
 from kpl_core.coordination.store_objects import Pair
-from kpl_core.coordination.worker import CoordinationWorker
+from kpl_core.coordination.worker import CoordinationWorker, read_plan
 from kpl_core.hooks import CoordinatorMet, Fact
 from tests.support.virtual_time import Backend
 
@@ -200,6 +200,16 @@ async def test_an_object_of_another_release_is_not_overwritten():
     assert (await store.read(SUMMARY_NAME)).body == b'{"version": 99, "unknown": true}'
     # Two workers, each with a sixth of its half.
     assert fleet.total() == pytest.approx(LIMIT[0] / 6)
+
+
+@pytest.mark.parametrize(("body", "reason"), [(b"\x00\xff", "garbage"), (b'{"version": 99}', "version")])
+async def test_a_plan_that_cannot_be_read_is_an_error_with_its_reason(body, reason):
+    store = BadStore()
+    assert await read_plan(store) is None
+    await store.write(SUMMARY_NAME, body)
+    with pytest.raises(StoreFailed, match=r"leases\.json: ") as failed:
+        await read_plan(store)
+    assert failed.value.reason == reason
 
 
 async def test_only_two_processes_with_one_worker_id_are_warned(caplog):

@@ -43,6 +43,13 @@ def test_units_that_expire_while_waiting_give_no_negative_demand():
     assert meter.demand == (0.0, 0.0)
 
 
+def test_small_records_that_take_the_place_of_expired_large_ones_give_no_negative_demand():
+    meter = DemandMeter(5.0, Usage(LIMIT, (100.0, 1e6), (100.0, 1e6)), 0.0)
+    meter.measure(Usage(LIMIT, (100.0, 1e6), (100.0, 1e6)), 1.0)
+    meter.measure(Usage(LIMIT, (150.0, 500.0)), 7.0)
+    assert meter.demand == (pytest.approx(50.0 / 6.0), 0.0)
+
+
 def test_a_burst_is_visible_at_once():
     meter = DemandMeter(5.0, usage(0), 0.0)
     for second in range(1, 6):

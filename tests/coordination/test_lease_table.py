@@ -10,7 +10,7 @@ from benchmarks.coordination_fleet import finished
 from benchmarks.coordination_scale import filled_store, summarise
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
-from kpl_core.coordination.lease_table import TableRules, is_calm, next_summary
+from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, TableRules, is_calm, next_summary
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store_objects import (
     MEMBERS_IN_HEAD,
@@ -342,6 +342,18 @@ def test_a_resource_is_calm_if_the_latest_division_found_it_so(
     head = Summary(generation=1, computed_at=10.0, began_at=0.0, divided_at=divided_at)
     plan = ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {}, calm_at=calm_at)
     assert is_calm(plan, head) is expected
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "state"), [(0.0, "newcomer"), (3 * 5.0, "alone"), (FORGOTTEN_INTERVALS * 5.0 + 1.0, "newcomer")]
+)
+def test_a_worker_without_a_grant_counts_as_alone_only_while_an_old_summary_may_be_in_force(
+    age_seconds: float, state: str
+) -> None:
+    holder = Leaseholder(HolderRules(worker_id="worker-0", interval_seconds=5.0, max_workers=2))
+    old = Summary(generation=1, computed_at=1_000.0, began_at=0.0)
+    holder.apply(old, None, 0.0, at=1_000.0 + age_seconds)
+    assert holder.state(0.0) == state
 
 
 def test_the_worker_that_computes_a_summary_uses_its_grant_at_once() -> None:

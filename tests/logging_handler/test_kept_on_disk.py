@@ -153,6 +153,20 @@ def test_a_dead_letter_without_room_is_counted_and_reported_in_the_stream(make, 
     assert [each["dropped_by_reason"] for each in log_records(kinesis) if "dropped_records" in each] == [{"NotKept": 1}]
 
 
+def test_a_dead_letter_that_the_disk_refuses_is_counted_and_reported_in_the_stream(make, kinesis, logger, path):
+    handler = make(oversize="dlq", config=Config(spool=SpoolOptions(path=path), dead_letters=DeadLetterOptions()))
+    logger.addHandler(handler)
+    logger.info("small")
+    wait_until(lambda: handler.counts().delivered == 1, "the first line delivered")
+    spool = handler._sender.background.producer.spool  # noqa: SLF001 - to make its file read-only
+    set_writable(spool, writable=False).result()
+    logger.info("x" * 2_000_000)
+    wait_until(lambda: handler.counts().dropped == {"NotKept": 1}, "a count")
+    handler.close()
+    assert handler.counts().kept == 0
+    assert [each["dropped_by_reason"] for each in log_records(kinesis) if "dropped_records" in each] == [{"NotKept": 1}]
+
+
 def test_records_that_a_spool_refuses_are_counted_and_reported_when_it_stores_again(
     make, kinesis, logger, path, capsys, caplog
 ):

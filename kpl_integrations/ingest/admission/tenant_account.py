@@ -87,15 +87,14 @@ class TenantAccount:
             self.refused_bytes = RefusedBytes()
         self.refused_bytes.charge(size_bytes, now)
 
-    def require_readable(self, now: float, payer: AddressBudget | None = None) -> None:
-        """Raise `Refused` if the rejected requests of the tenant, or of `payer`, have cost too much.
+    def require_readable(self, budget: RefusedBytes | AddressBudget, now: float) -> None:
+        """Raise `Refused` if rejected requests have cost too much of this budget, the tenant's own or an address'.
 
         One request passes for each slot that is due.
         """
-        budget = self.refused_bytes if payer is None else payer
-        wait = 0.0 if budget is None else budget.wait_seconds(now)
+        wait = budget.wait_seconds(now)
         if wait and not (self.quota_schedule.try_pass(now) or self.share_schedule.try_pass(now)):
-            raise over_decoding(f"tenant {self.tenant.id}" if payer is None else THIS_ADDRESS, wait)
+            raise over_decoding(f"tenant {self.tenant.id}" if budget is self.refused_bytes else THIS_ADDRESS, wait)
 
     def changed(self, tenant: Tenant, *, chance: Callable[[], float], now: float) -> "TenantAccount":
         """Return the account for the tenant's new settings."""

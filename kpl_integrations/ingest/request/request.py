@@ -183,9 +183,9 @@ def cpu_share(request: Request) -> None:
 
 def refused_bytes(request: Request) -> None:
     """Its sender has not sent too many bytes in requests that were refused."""
-    account, payer = request.account, request.payer
-    if account.refused_bytes is not None if payer is None else request.gateway.addresses.by_address:
-        account.require_readable(request.now(), payer)
+    budget = request.account.refused_bytes if request.payer is None else request.payer
+    if budget is not None:
+        request.account.require_readable(budget, request.now())
 
 
 def length(request: Request) -> None:
