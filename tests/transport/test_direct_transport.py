@@ -308,6 +308,10 @@ async def test_every_framing_of_http_is_understood_and_the_next_request_succeeds
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", "more than 65536 bytes"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnot hexadecimal\r\n", "cannot be parsed"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}}\r\n0\r\n\r\n", "more than its 2 bytes"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + 3 * (b"X: " + b"x" * 30_000 + b"\r\n"),
+            "trailers have more than 65536 bytes",
+        ),
         (b"HTTP/1.1 502 Bad Gateway\r\n\r\n<html>", "Bad Gateway"),
         (framed(b'{"x":' + b"[" * 200_000), "the answer to put_records cannot be parsed: RecursionError"),
         (framed(b"x", "br"), "the Content-Encoding 'br', which was not asked for"),

@@ -201,8 +201,14 @@ def test_a_promised_retry_is_read_although_the_budget_is_overdrawn():
     account.charge(2 * REFUSED_BYTES_AT_ONCE, 0.0)
     wait = account.quota_schedule.assign(1.0, ready_in=3.0, now=0.0)
     with pytest.raises(Refused, match=OVERDRAWN):
-        account.require_readable(wait - 0.1)
-    account.require_readable(wait)
+        require_readable(account, wait - 0.1)
+    require_readable(account, wait)
+
+
+def require_readable(account: TenantAccount, now: float) -> None:
+    """Raise `Refused` if the refused requests of the tenant itself have cost too much."""
+    assert account.refused_bytes is not None
+    account.require_readable(account.refused_bytes, now)
 
 
 def overdrawn_account() -> TenantAccount:
@@ -214,23 +220,23 @@ def overdrawn_account() -> TenantAccount:
 def test_a_retry_time_lets_one_request_be_read_and_not_a_second_one():
     account = overdrawn_account()
     due = account.quota_schedule.assign(1.0, ready_in=3.0, now=0.0)
-    account.require_readable(due)
+    require_readable(account, due)
     with pytest.raises(Refused):
-        account.require_readable(due)
+        require_readable(account, due)
 
 
 def test_a_retry_time_that_no_client_used_lets_no_later_request_be_read():
     account = overdrawn_account()
     due = account.quota_schedule.assign(1.0, ready_in=3.0, now=0.0)
     with pytest.raises(Refused):
-        account.require_readable(due + GRACE_SECONDS + 0.1)
+        require_readable(account, due + GRACE_SECONDS + 0.1)
 
 
 def test_each_of_two_retry_times_lets_one_request_be_read_also_after_one_was_admitted():
     account = overdrawn_account()
     due = max(account.quota_schedule.assign(0.1, ready_in=3.0, now=0.0) for _ in range(2))
-    account.require_readable(due)
+    require_readable(account, due)
     assert not account.quota_schedule.is_reserved(due)
-    account.require_readable(due)
+    require_readable(account, due)
     with pytest.raises(Refused):
-        account.require_readable(due)
+        require_readable(account, due)
