@@ -1,15 +1,16 @@
 /* Send HTTP/1.1 requests at a rate or as fast as they are answered, and print what was answered and how late.
  *
- *     http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM ADDRESSES FILE...
+ *     http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM ADDRESSES FILE
  *
  * RATE is requests per second over all connections; 0: each connection sends when its last request is answered.
  * DEPTH bounds the unanswered requests of a connection. A request that is due and has no place is sent late, and its
- * latency counts from when it was due. ROTATE=1: each connection sends the files in turn; 0: connection i sends file
- * i modulo their number. OBEY=1: a connection that gets Retry-After waits so long. RANDOM=1: requests are due at random
- * times, as those of many independent clients (a Poisson process), and latencies count after the first second, in
+ * latency counts from when it was due. ROTATE=1: each connection sends the requests in turn; 0: connection i sends
+ * request i modulo their number; 2: each request is sent once, in their order, by whichever connection is next, and the
+ * load ends with the last one. OBEY=1: a connection that gets Retry-After waits so long. RANDOM=1: requests are due at
+ * random times, as those of many independent clients (a Poisson process), and latencies count after the first second, in
  * which all connections are new; 0: at equal intervals. ADDRESSES: the connections come from so many addresses of the
- * loopback network in turn; 0: from 127.0.0.1. Each FILE is one whole request. One thread, epoll, loopback only.
- * Prints one JSON object.
+ * loopback network in turn; 0: from 127.0.0.1. FILE has the requests, each after its length in digits and a line feed.
+ * One thread, epoll, loopback only. Prints one JSON object.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -32,10 +33,10 @@
 #define MOST_DEPTH 4096
 #define HEAD_BYTES 8192
 #define MOST_SAMPLES 4000000
-#define MOST_FILES 1024
+#define ONCE 2
 
 typedef struct {
-    int fd, file, number, want_write;
+    int fd, request, number, want_write;
     double free_at;
     /* The requests that were written, oldest first: a ring of the instants at which they were due. */
     double due[MOST_DEPTH];
@@ -49,9 +50,9 @@ typedef struct {
     int status;
 } Connection;
 
-static char *requests[MOST_FILES];
-static size_t request_bytes[MOST_FILES];
-static int files, depth, rotate, obey, is_random, addresses, epoll_fd, port;
+static char **requests;
+static size_t *request_bytes;
+static int request_count, next_once, depth, rotate, obey, is_random, addresses, epoll_fd, port;
 static long answers[600], closed, sent;
 static float *samples;
 static size_t sample_count;
@@ -110,15 +111,20 @@ static void flush(Connection *c) {
     if (c->want_write != (c->out_left > 0)) watch(c, EPOLL_CTL_MOD);
 }
 
+static int all_sent(void) {
+    return rotate == ONCE && next_once == request_count;
+}
+
 static int has_place(Connection *c, double at) {
     return !c->out_left && (int)c->count < depth && c->free_at <= at;
 }
 
 static void send_one(Connection *c, double due) {
     c->due[(c->first + c->count++) % MOST_DEPTH] = due;
-    c->out = requests[c->file];
-    c->out_left = request_bytes[c->file];
-    if (rotate) c->file = (c->file + 1) % files;
+    if (rotate == ONCE) c->request = next_once++;
+    c->out = requests[c->request];
+    c->out_left = request_bytes[c->request];
+    if (rotate == 1) c->request = (c->request + 1) % request_count;
     sent++;
     flush(c);
 }
@@ -191,6 +197,23 @@ static void wait_for_news(double seconds) {
     ppoll(&news, 1, &most, NULL);
 }
 
+static void read_requests(const char *path) {
+    FILE *f = fopen(path, "rb");
+    size_t bytes;
+    if (!f) fail(path);
+    while (fscanf(f, "%zu", &bytes) == 1) {
+        if (!(request_count & (request_count + 1))) {
+            requests = realloc(requests, 2 * (request_count + 1) * sizeof *requests);
+            request_bytes = realloc(request_bytes, 2 * (request_count + 1) * sizeof *request_bytes);
+        }
+        char *request = requests[request_count] = malloc(bytes);
+        if (fgetc(f) != '\n' || fread(request, 1, bytes, f) != bytes) fail("a request is shorter than its length says");
+        request_bytes[request_count++] = bytes;
+    }
+    fclose(f);
+    if (!request_count) fail("no request");
+}
+
 static int by_size(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
@@ -201,8 +224,8 @@ static double percentile(double share) {
 }
 
 int main(int count, char **words) {
-    if (count < 11) {
-        fprintf(stderr, "http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM ADDRESSES FILE...\n");
+    if (count != 11) {
+        fprintf(stderr, "http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM ADDRESSES FILE\n");
         return 2;
     }
     port = atoi(words[1]);
@@ -214,22 +237,13 @@ int main(int count, char **words) {
     is_random = atoi(words[8]);
     addresses = atoi(words[9]);
     signal(SIGPIPE, SIG_IGN);
-    for (files = 0; files < count - 10 && files < MOST_FILES; files++) {
-        FILE *f = fopen(words[10 + files], "rb");
-        if (!f) fail(words[10 + files]);
-        fseek(f, 0, SEEK_END);
-        request_bytes[files] = ftell(f);
-        rewind(f);
-        requests[files] = malloc(request_bytes[files]);
-        if (fread(requests[files], 1, request_bytes[files], f) != request_bytes[files]) fail("fread");
-        fclose(f);
-    }
+    read_requests(words[10]);
     samples = malloc(sizeof(float) * MOST_SAMPLES);
     Connection *all = calloc(connections, sizeof *all);
     struct epoll_event events[512];
     epoll_fd = epoll_create1(0);
     for (int i = 0; i < connections; i++) {
-        all[i].file = i % files;
+        all[i].request = i % request_count;
         all[i].number = i;
         connect_one(&all[i]);
     }
@@ -237,10 +251,10 @@ int main(int count, char **words) {
     long turn = 0;
     counts_from = start + is_random;
     while (at < start + seconds + 2) {
-        int is_over = at >= start + seconds;
+        int is_over = at >= start + seconds || all_sent();
         if (rate > 0) {
             /* Due requests go to the connections in turn; at most 1,000 before answers are read again. */
-            for (int burst = 0; !is_over && next <= at && burst < 1000; burst++) {
+            for (int burst = 0; !is_over && !all_sent() && next <= at && burst < 1000; burst++) {
                 Connection *c = NULL;
                 for (int tried = 0; tried < connections && tried < 64; tried++, turn++) {
                     if (has_place(&all[turn % connections], at)) { c = &all[turn++ % connections]; break; }
@@ -251,7 +265,7 @@ int main(int count, char **words) {
             }
         } else {
             for (int i = 0; !is_over && i < connections; i++)
-                while (has_place(&all[i], at)) send_one(&all[i], at);
+                while (!all_sent() && has_place(&all[i], at)) send_one(&all[i], at);
         }
         if (is_over) {
             long open = 0;
@@ -274,7 +288,8 @@ int main(int count, char **words) {
     long unanswered = 0;
     for (int i = 0; i < connections; i++) unanswered += all[i].count;
     qsort(samples, sample_count, sizeof *samples, by_size);
-    printf("{\"sent\": %ld, \"unanswered\": %ld, \"closed\": %ld, \"answers\": {", sent, unanswered, closed);
+    printf("{\"seconds\": %.3f, \"sent\": %ld, \"unanswered\": %ld, \"closed\": %ld, \"answers\": {", at - start, sent,
+           unanswered, closed);
     const char *comma = "";
     for (int s = 0; s < 600; s++)
         if (answers[s]) printf("%s\"%d\": %ld", comma, s, answers[s]), comma = ", ";

@@ -1,30 +1,32 @@
-"""python -m benchmarks.ingest: measure the CPU of a gateway request, beside boto3, a bare ASGI application and FastAPI.
+"""python -m benchmarks.ingest: measure the CPU of a gateway request, beside a bare server, boto3 and FastAPI.
 
-The unit is the CPU-second of the serving process, user and system, all its threads. Records count when the sink,
-a separate process in place of Kinesis, has them: it decodes every aggregated record and checks each user record's
+An open loop: requests are due at random times, as those of many independent clients, at a rate that a slow server does
+not lower, over 64, 256 or 1,000 connections. "saturated" is the exception: 1,000 clients that send when they are
+answered. The unit is the CPU-second of the serving process, user and system, all its threads. Records count when the
+sink, a separate process in place of Kinesis, has them: it decodes every aggregated record and checks each user record's
 data, key and shard. Rounds are interleaved and each trial is a fresh process. A ratio is the median of the ratios
 within a round, so a busy minute of the machine affects all rows alike. The ratios are similar on every machine:
-requests beside bare ones of their size, records in the time of one bare request of one record, and records beside
+requests beside those of a bare httptools protocol that answers a constant, under the same load; and records beside
 those of raw boto3, which puts the same records to the same sink without a gateway, 500 in each call.
 """
 
 import argparse
-import asyncio
 import contextlib
 import ctypes
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks.compiled import DIRECTORY, why_not_built
+from benchmarks.http_load import HttpLoad, Manner
 from benchmarks.machine import cores, describe_machine, pin_to
 from benchmarks.sink_process import REPOSITORY, running_sink
 from benchmarks.trial import call_sink
@@ -32,8 +34,28 @@ from benchmarks.workload import STREAM_NAME, Workload
 
 BOTO3: Final = "raw boto3"
 MOST_SECONDS: Final = 30.0
-TARGET_RECORDS_PER_CPU_SECOND: Final = 300_000
-TARGET_SHARE_OF_BARE: Final = 0.6
+_NDJSON: Final = "application/x-ndjson"
+_DELIVERED: Final = "?ack=delivered"
+
+
+class Load(NamedTuple):
+    """Connections, and the requests a second over all of them; 0: each connection sends when it is answered."""
+
+    connections: int
+    rate: int
+
+    def __str__(self) -> str:
+        offered = f"{self.rate:,}/s" if self.rate else "saturated"
+        return f"{self.connections:,} connections, {offered}"
+
+
+_FEW, _SOME, _FULL = Load(64, 3_000), Load(256, 6_000), Load(1_000, 0)
+# Each record waits up to 100 ms for others, and its connection with it.
+_WAITING, _MANY_WAITING = Load(256, 1_500), Load(1_000, 6_000)
+# Of 100 records each.
+_BULK, _BULK_WAITING = Load(64, 600), Load(256, 600)
+_SLOW: Final = Load(64, 1_500)
+_SATURATED_REQUESTS_PER_SECOND: Final = 12_000
 
 
 @dataclass(frozen=True)
@@ -42,51 +64,46 @@ class Row:
 
     name: str
     app: str
-    records_per_request: int
-    requests: int
+    records_per_request: int = 1
+    load: Load = _FEW
     content_type: str = "application/json"
     query: str = ""
-    reaches_the_sink: bool = True
     #: The folder from which its server imports the packages.
     directory: Path = REPOSITORY
     #: The wire format to Kinesis.
     wire_path: str = "fast"
-    #: Servers on the same core, each with as many of the connections.
-    servers: int = 1
-    #: Each waits for the answer to its request. So the answers of `delivered` come in bursts of so many.
-    connections: int = 32
+
+    def requests(self, seconds: float) -> int:
+        """Return how many requests take about so many seconds."""
+        return int(seconds * (self.load.rate or _SATURATED_REQUESTS_PER_SECOND))
 
 
-def rows(scale: float) -> list[Row]:
+def rows() -> list[Row]:
     """Return the rows; single records first, each beside its comparison."""
-    singles, bulks = int(12_000 * scale), int(2_400 * scale)
-    ndjson = "application/x-ndjson"
     compiled: Any = {"directory": DIRECTORY}
-    delivered = "?ack=delivered"
-    nd_100, nd_100_delivered = ("gateway", 100, bulks, ndjson), ("gateway", 100, bulks, ndjson, delivered)
+    ndjson: Any = {"records_per_request": 100, "load": _BULK, "content_type": _NDJSON}
+    delivered: Any = ndjson | {"load": _BULK_WAITING, "query": _DELIVERED}
+    loads = (_FEW, _SOME, _FULL)
+    waiting = (_WAITING, _MANY_WAITING, _FULL)
     return [
-        Row(BOTO3, "boto3", 100, bulks // 4),
-        Row("bare ASGI, 1 record", "bare", 1, singles, reaches_the_sink=False),
-        Row("gateway, 1 record, queued", "gateway", 1, singles),
-        Row("gateway, 1 record, delivered", "gateway", 1, singles // 4, query=delivered),
-        Row(
-            "gateway, 1 record, delivered, 1,000 clients", "gateway", 1, 4 * singles, query=delivered, connections=1_000
-        ),
-        Row("FastAPI + pydantic, 1 record", "fastapi", 1, singles // 2),
-        Row("bare ASGI, 100 records", "bare", 100, bulks, ndjson, reaches_the_sink=False),
-        Row("gateway, NDJSON of 100, queued", *nd_100),
-        Row("gateway, NDJSON of 100, queued, CBOR", *nd_100, wire_path="cbor"),
-        Row("two gateways, NDJSON of 100, queued", *nd_100, servers=2),
-        Row("gateway mounted in FastAPI, NDJSON of 100, queued", "mounted", *nd_100[1:]),
-        Row("gateway mounted in FastAPI, 1 record, queued", "mounted", 1, singles // 2),
-        Row("gateway, NDJSON of 100, delivered", *nd_100_delivered),
-        Row("gateway, JSON of 100, queued", "gateway", 100, bulks),
-        Row("FastAPI + pydantic, JSON of 100", "fastapi", 100, bulks // 4),
+        Row(BOTO3, BOTO3, 100, Load(1, 150)),
+        *(Row("bare protocol", "protocol", load=load) for load in dict.fromkeys((*loads, *waiting, _SLOW, _BULK))),
+        *(Row("gateway, 1 record, queued", "gateway", load=load) for load in loads),
+        *(Row("gateway, 1 record, delivered", "gateway", load=load, query=_DELIVERED) for load in waiting),
+        Row("bare ASGI, 1 record", "bare", load=_FEW),
+        Row("gateway mounted in FastAPI, 1 record, queued", "mounted", load=_SLOW),
+        Row("FastAPI + pydantic, 1 record", "fastapi", load=_SLOW),
+        Row("gateway, NDJSON of 100, queued", "gateway", **ndjson),
+        Row("gateway, NDJSON of 100, queued, CBOR", "gateway", wire_path="cbor", **ndjson),
+        Row("gateway, NDJSON of 100, delivered", "gateway", **delivered),
+        Row("gateway mounted in FastAPI, NDJSON of 100, queued", "mounted", **ndjson),
+        Row("gateway, JSON of 100, queued", "gateway", 100, _BULK),
+        Row("FastAPI + pydantic, JSON of 100", "fastapi", 100, Load(64, 300)),
         # The same with the compiled wheel (`benchmarks.compiled`).
-        Row("gateway compiled, 1 record, queued", "gateway", 1, singles, **compiled),
-        Row("gateway compiled, NDJSON of 100, queued", *nd_100, **compiled),
-        Row("gateway compiled, NDJSON of 100, queued, CBOR", *nd_100, wire_path="cbor", **compiled),
-        Row("gateway compiled, NDJSON of 100, delivered", *nd_100_delivered, **compiled),
+        *(Row("gateway compiled, 1 record, queued", "gateway", load=load, **compiled) for load in loads),
+        Row("gateway compiled, NDJSON of 100, queued", "gateway", **ndjson, **compiled),
+        Row("gateway compiled, NDJSON of 100, queued, CBOR", "gateway", wire_path="cbor", **ndjson, **compiled),
+        Row("gateway compiled, NDJSON of 100, delivered", "gateway", **delivered, **compiled),
     ]
 
 
@@ -94,37 +111,54 @@ def rows(scale: float) -> list[Row]:
 class Figures:
     """One trial."""
 
-    requests_per_cpu_second: float
+    microseconds: float
     records_per_cpu_second: float
     requests_per_second: float
+    p99_ms: float
 
 
-def measure(row: Row, endpoint_url: str, placed_on: tuple[int | None, int | None]) -> Figures:
-    """Run one trial; AssertionError if the sink does not have every record, whole and in its shard."""
-    count = row.requests * row.records_per_request
-    workload = Workload(data_bytes=200, record_count=count)
-    call_sink(endpoint_url, "/open", {"workload": workload.fields()})
-    if row.app == "boto3":
-        cpu, wall = raw_boto3(endpoint_url, workload, placed_on[0])
-        return Figures(row.requests / cpu, count / cpu, row.requests / wall)
-    warm_up = requests_of(row, workload, count, count + 200 * row.records_per_request)
-    measured = requests_of(row, workload, 0, count)
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(running_server(row, endpoint_url, placed_on[0])) for _ in range(row.servers)]
-        ports = [port for port, _ in servers]
-        asyncio.run(send(ports, warm_up, row.connections))
-        time.sleep(0.5)
-        call_sink(endpoint_url, "/start", {})
-        started, before = time.perf_counter(), sum(cpu_seconds(pid) for _, pid in servers)
-        asyncio.run(send(ports, measured, row.connections))
-        wall = time.perf_counter() - started
-        report = report_of(endpoint_url, count) if row.reaches_the_sink else None
-        cpu = sum(cpu_seconds(pid) for _, pid in servers) - before
-        if report is not None:
-            assert report["user_records"] == count, report
-            wrong = {name: report[name] for name in ("misrouted", "wrong_keys", "malformed", "duplicated", "lost")}
-            assert not any(wrong.values()), (row.name, wrong)
-    return Figures(row.requests / cpu, count / cpu, row.requests / wall)
+class Trial(NamedTuple):
+    """What all trials have: the generator, the sink, the cores, and for how long to send."""
+
+    load: HttpLoad
+    endpoint_url: str
+    placed_on: tuple[int | None, int | None]
+    seconds: float
+
+    def measure(self, row: Row) -> Figures:
+        """Run one trial; AssertionError if the sink does not have every record, whole and in its shard."""
+        requests = row.requests(self.seconds)
+        count = requests * row.records_per_request
+        workload = Workload(data_bytes=200, record_count=count)
+        call_sink(self.endpoint_url, "/open", {"workload": workload.fields()})
+        if row.app == BOTO3:
+            cpu, wall = raw_boto3(self.endpoint_url, workload, self.placed_on[0])
+            return Figures(1e6 * cpu / requests, count / cpu, requests / wall, 0.0)
+        with running_server(row, self.endpoint_url, self.placed_on[0]) as (port, pid):
+            self._send(port, row, requests_of(row, workload, count, count + 200 * row.records_per_request))
+            time.sleep(0.5)
+            call_sink(self.endpoint_url, "/start", {})
+            before = cpu_seconds(pid)
+            result = self._send(port, row, requests_of(row, workload, 0, count))
+            report = report_of(self.endpoint_url, count) if row.app not in {"protocol", "bare"} else None
+            cpu = cpu_seconds(pid) - before
+            if report is not None:
+                assert report["user_records"] == count, report
+                wrong = {name: report[name] for name in ("misrouted", "wrong_keys", "malformed", "duplicated", "lost")}
+                assert not any(wrong.values()), (row.name, wrong)
+        return Figures(1e6 * cpu / requests, count / cpu, requests / result["seconds"], result["p99_ms"])
+
+    def _send(self, port: int, row: Row, requests: list[bytes]) -> dict[str, Any]:
+        """Send each request once, and return what the clients printed."""
+        manner = Manner(order="once", is_random=bool(row.load.rate))
+        connections, rate = row.load
+        clients = self.load.start(
+            port, requests, connections=connections, rate=rate, seconds=MOST_SECONDS, manner=manner
+        )
+        result = clients.result()
+        accepted = sum(result["answers"].get(status, 0) for status in ("200", "202"))
+        assert accepted == result["sent"] == len(requests), (row.name, result)
+        return result
 
 
 def raw_boto3(endpoint_url: str, workload: Workload, cpu: int | None) -> tuple[float, float]:
@@ -171,59 +205,6 @@ def requests_of(row: Row, workload: Workload, start: int, stop: int) -> list[byt
     return made
 
 
-async def send(ports: Sequence[int], requests: Sequence[bytes], count: int) -> None:
-    """Send all requests over so many connections, in turn to each port. Each connection waits for its answer."""
-    todo = iter(requests)
-    connections = [Connection(todo) for _ in range(count)]
-    loop = asyncio.get_running_loop()
-    for connection, port in zip(connections, cycle(ports), strict=False):
-        await loop.create_connection(lambda made=connection: made, "127.0.0.1", port)  # type: ignore[misc]
-    await asyncio.gather(*(connection.done for connection in connections))
-
-
-class Connection(asyncio.Protocol):
-    """Sends a request when the previous one is answered with 200 or 202."""
-
-    def __init__(self, todo: Iterator[bytes]) -> None:
-        self._todo = todo
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._received = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the first request."""
-        self._transport: Any = transport
-        self._next()
-
-    def data_received(self, data: bytes) -> None:
-        """Receive an answer, complete or in pieces."""
-        received = self._received = self._received + data if self._received else data
-        head, separator, body = received.partition(b"\r\n\r\n")
-        if not separator:
-            return
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        if len(body) < length:
-            return
-        self._received = b""
-        if received[9:12] not in {b"200", b"202"}:
-            self.done.set_exception(RuntimeError(received[:500].decode()))
-            self._transport.close()
-            return
-        self._next()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Report that the server closed the connection."""
-        if not self.done.done():
-            self.done.set_exception(exc or RuntimeError("the server closed the connection"))
-
-    def _next(self) -> None:
-        request = next(self._todo, None)
-        if request is None:
-            self.done.set_result(None)
-            self._transport.close()
-        else:
-            self._transport.write(request)
-
-
 @contextlib.contextmanager
 def running_server(row: Row, endpoint_url: str, cpu: int | None) -> Iterator[tuple[int, int]]:
     """Run the server of a row on its core; yield its port and process id."""
@@ -266,48 +247,67 @@ def cpu_seconds(pid: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor for the number of requests")
-    parser.add_argument("--only", default="", help="rows whose name contains the words")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of load in each trial")
+    parser.add_argument("--only", default="", help="rows whose name contains the words, and their comparisons")
+    parser.add_argument("--beside", type=Path, default=None, help="another checkout, whose gateway is measured too")
     arguments = parser.parse_args()
-    wanted = [row for row in rows(arguments.scale) if arguments.only.lower() in row.name.lower() or row.name == BOTO3]
-    missing = why_not_built()
-    if missing:
-        print(f"The compiled gateway is not measured: {missing}.", file=sys.stderr)
-        wanted = [row for row in wanted if row.directory == REPOSITORY]
+    wanted = wanted_rows(arguments.only, arguments.beside)
     placed_on, placement = cores()
     pin_to(placed_on[1])
-    figures: dict[str, list[Figures]] = {row.name: [] for row in wanted}
-    with running_sink(placed_on[1]) as sink:
+    figures: dict[Row, list[Figures]] = {row: [] for row in wanted}
+    with running_sink(placed_on[1]) as sink, tempfile.TemporaryDirectory() as folder:
+        trial = Trial(HttpLoad(Path(folder)), sink.url, placed_on, arguments.seconds)
         for _ in range(arguments.rounds):
             for row in wanted:
-                figures[row.name].append(measure(row, sink.url, placed_on))
+                figures[row].append(trial.measure(row))
+                print(row.name, row.load, figures[row][-1], file=sys.stderr, flush=True)
     print(f"{describe_machine()}. {placement} {arguments.rounds} interleaved rounds, load {os.getloadavg()[0]:.1f}.")
-    print("| what | records / CPU-s | requests / CPU-s | of bare | records per bare request | of boto3 |")
-    print("|---|---|---|---|---|---|")
-    boto3, smallest = figures[BOTO3], figures.get("bare ASGI, 1 record")
-    for row in wanted:
-        trials = figures[row.name]
-        bare = figures.get(f"bare ASGI, {row.records_per_request} record{'s' * (row.records_per_request > 1)}")
-        ratio = "" if bare is None else f"{median(_ratios(trials, bare)):.0%}"
-        records = "" if smallest is None else f"{row.records_per_request * median(_ratios(trials, smallest)):.2f}"
-        rates = [each.records_per_cpu_second for each in trials]
-        of_boto3 = [rate / beside.records_per_cpu_second for rate, beside in zip(rates, boto3, strict=True)]
-        requests = _spread([each.requests_per_cpu_second for each in trials])
-        print(
-            f"| {row.name} | {_spread(rates)} | {requests} | {ratio} | {records} | "
-            f"{median(of_boto3):.2f} [{min(of_boto3):.2f} - {max(of_boto3):.2f}] |"
-        )
+    print_table(figures)
     return 0
 
 
-def _ratios(trials: list[Figures], bare: list[Figures]) -> list[float]:
-    return [
-        each.requests_per_cpu_second / beside.requests_per_cpu_second for each, beside in zip(trials, bare, strict=True)
-    ]
+def wanted_rows(words: str, beside: Path | None) -> list[Row]:
+    """Return the rows to measure."""
+    found = [row for row in rows() if words.lower() in row.name.lower()]
+    missing = why_not_built()
+    if missing:
+        print(f"The compiled gateway is not measured: {missing}.", file=sys.stderr)
+        found = [row for row in found if row.directory == REPOSITORY]
+    if beside is not None:
+        found += [replace(row, name=f"beside: {row.name}", directory=beside) for row in found if row.app == "gateway"]
+    loads = {row.load for row in found}
+    compared = [row for row in rows() if row.app == BOTO3 or (row.app == "protocol" and row.load in loads)]
+    return list(dict.fromkeys(compared + found))
 
 
-def _spread(values: list[float]) -> str:
-    return f"{median(values):,.0f} [{min(values):,.0f} - {max(values):,.0f}]"
+def print_table(figures: dict[Row, list[Figures]]) -> None:
+    """Print the median of each row's trials, and their range."""
+    print(
+        "| what | load | requests/s | p99, ms | us of CPU / request | of bare protocol | records / CPU-s | of boto3 |"
+    )
+    print("|---" * 8 + "|")
+    boto3 = next(trials for row, trials in figures.items() if row.app == BOTO3)
+    bare = {row.load: trials for row, trials in figures.items() if row.app == "protocol"}
+    for row, trials in figures.items():
+        beside = bare.get(row.load, []) if row.app != BOTO3 else []
+        of_bare = [each.microseconds / other.microseconds for each, other in zip(trials, beside, strict=False)]
+        of_boto3 = [
+            each.records_per_cpu_second / other.records_per_cpu_second
+            for each, other in zip(trials, boto3, strict=True)
+        ]
+        columns = [
+            f"{median(each.requests_per_second for each in trials):,.0f}",
+            f"{median(each.p99_ms for each in trials):,.1f}",
+            _spread([each.microseconds for each in trials], 1),
+            _spread(of_bare, 2) if of_bare else "",
+            _spread([each.records_per_cpu_second for each in trials], 0),
+            _spread(of_boto3, 2) if row.app not in {"protocol", "bare"} else "",
+        ]
+        print(f"| {row.name} | {row.load} | {' | '.join(columns)} |")
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return f"{median(values):,.{digits}f} [{min(values):,.{digits}f} - {max(values):,.{digits}f}]"
 
 
 if __name__ == "__main__":

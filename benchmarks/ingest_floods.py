@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,10 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import zstandard
 
+from benchmarks.http_load import ONE_AT_A_TIME, Clients, HttpLoad, Manner
 from benchmarks.ingest import cpu_seconds
 from benchmarks.machine import cores, describe_machine, pin_to
 from benchmarks.sink_process import REPOSITORY, running_sink
@@ -46,23 +46,20 @@ _JSON: Final = "application/json"
 
 @dataclass(frozen=True, kw_only=True)
 class Flood:
-    """What one noisy client sends, as the arguments of `http_load`."""
+    """What one noisy client sends."""
 
     name: str
+    # The tenant "wrong" has no valid key.
     tenants: Sequence[str] = ("flood",)
     connections: int = 20
     requests_per_second: int = 0
-    depth: int = 1
-    rotates: bool = False
-    obeys: bool = False
+    manner: Manner = ONE_AT_A_TIME
     records: int = 1
     data_bytes: int = 200
     key: str | None = None
     encoding: str | None = None
     # Requests for this resource instead of records.
     path: str | None = None
-    # The connections come from so many addresses; 0: all from one. The tenant "wrong" has no valid key.
-    addresses: int = 0
     # Each request has a connection of its own.
     is_new: bool = False
 
@@ -70,51 +67,42 @@ class Flood:
 # Two shards of 1 MiB a second accept about 10,000 records of 200 bytes a second.
 FLOODS: Final = (
     Flood(name="none", tenants=()),
-    Flood(name="NDJSON, 10 times the shards' rate", records=100, requests_per_second=1_000, depth=100),
-    Flood(name="20,000 single POST/s, 1,000 connections", connections=1_000, requests_per_second=20_000, depth=4_096),
-    Flood(name="one hot key", records=100, requests_per_second=1_000, depth=100, key="hot"),
-    Flood(name="unaggregated", tenants=("single",), records=100, requests_per_second=1_000, depth=100),
+    Flood(name="NDJSON, 10 times the shards' rate", records=100, requests_per_second=1_000, manner=Manner(depth=100)),
+    Flood(
+        name="20,000 single POST/s, 1,000 connections",
+        connections=1_000,
+        requests_per_second=20_000,
+        manner=Manner(depth=4_096),
+    ),
+    Flood(name="one hot key", records=100, requests_per_second=1_000, manner=Manner(depth=100), key="hot"),
+    Flood(name="unaggregated", tenants=("single",), records=100, requests_per_second=1_000, manner=Manner(depth=100)),
     Flood(
         name="ten bodies of 16 MB in zstd at a time", connections=10, records=9_900, data_bytes=1_600, encoding="zstd"
     ),
-    Flood(name="obeys Retry-After, 1,000 connections", connections=1_000, depth=1, obeys=True),
+    Flood(name="obeys Retry-After, 1,000 connections", connections=1_000, manner=Manner(obeys=True)),
     Flood(
         name="one connection of a proxy",
         tenants=(*["flood"] * 15, "quiet-0"),
         connections=1,
         requests_per_second=20_000,
-        depth=64,
-        rotates=True,
+        manner=Manner(depth=64, order="turns"),
     ),
-    Flood(name="pipelined, 500 deep, 200 connections", connections=200, depth=500),
-    Flood(name="wrong keys from 1,000 addresses", tenants=("wrong",), connections=1_000, addresses=1_000),
+    Flood(name="pipelined, 500 deep, 200 connections", connections=200, manner=Manner(depth=500)),
+    Flood(
+        name="wrong keys from 1,000 addresses", tenants=("wrong",), connections=1_000, manner=Manner(addresses=1_000)
+    ),
     Flood(name="wrong keys from one address, 1,000 connections", tenants=("wrong",), connections=1_000),
     Flood(
         name="1,000 new connections a second from 1,000 addresses",
         tenants=("wrong",),
         connections=1_000,
         requests_per_second=1_000,
-        addresses=1_000,
+        manner=Manner(addresses=1_000),
         is_new=True,
     ),
     Flood(name="GET /metrics, 5,000/s", connections=100, requests_per_second=5_000, path="/metrics"),
     Flood(name="GET /livez, 10,000/s", connections=100, requests_per_second=10_000, path="/livez"),
 )
-
-
-class Clients(NamedTuple):
-    """One running `http_load`."""
-
-    process: "subprocess.Popen[str]"
-
-    def result(self) -> dict[str, Any]:
-        """Return what it printed."""
-        said, _ = self.process.communicate(timeout=120)
-        if self.process.returncode:
-            message = f"http_load ended with {self.process.returncode}; its error is above"
-            raise RuntimeError(message)
-        found: dict[str, Any] = json.loads(said)
-        return found
 
 
 @dataclass(frozen=True)
@@ -161,56 +149,22 @@ def request(tenant: str, flood: Flood, query: str = "", first: int = 0) -> bytes
     return head.encode() + body
 
 
-class Load:
-    """The compiled generator and its requests, in a temporary folder."""
-
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self._folder = folder
-        self.seconds = seconds
-        self._program = folder / "http_load"
-        source = REPOSITORY / "benchmarks" / "http_load.c"
-        compiler = shutil.which("cc")
-        if compiler is None:
-            message = "cc is not on the path; install a C compiler, which builds the load generator"
-            raise RuntimeError(message)
-        subprocess.run([compiler, "-O2", "-o", str(self._program), str(source), "-lm"], check=True)
-
-    def start(
-        self,
-        port: int,
-        requests: Sequence[bytes],
-        *,
-        connections: int,
-        rate: float,
-        flood: Flood | None = None,
-        seconds: float | None = None,
-        is_random: bool = False,
-    ) -> Clients:
-        """Start clients that send these requests, each connection in turn if `is_random`: then at random times."""
-        files = []
-        for each in requests:
-            path = self._folder / f"{abs(hash(each))}.http"
-            path.write_bytes(each)
-            files.append(str(path))
-        options = (1, int(is_random), 0) if flood is None else (flood.depth, int(flood.rotates), int(flood.obeys))
-        if seconds is None:
-            seconds = self.seconds if flood is None else self.seconds + _FLOOD_SECONDS_MORE
-        addresses = 0 if flood is None else flood.addresses
-        words = [str(each) for each in (port, connections, rate, seconds, *options, int(is_random), addresses)]
-        command = [str(self._program), *words, *files]
-        return Clients(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-
-    def quiet(self, port: int, query: str) -> Clients:
-        """Start the quiet tenants, each on a connection of its own."""
-        one = Flood(name="quiet")
-        sent = [request(f"quiet-{number}", one, query) for number in range(QUIET_TENANTS)]
-        return self.start(port, sent, connections=QUIET_TENANTS, rate=QUIET_TENANTS * RECORDS_PER_SECOND / 2)
+def quiet(load: HttpLoad, port: int, query: str, seconds: float) -> Clients:
+    """Start the quiet tenants, each on a connection of its own."""
+    sent = [request(f"quiet-{number}", Flood(name="quiet"), query) for number in range(QUIET_TENANTS)]
+    rate = QUIET_TENANTS * RECORDS_PER_SECOND / 2
+    return load.start(port, sent, connections=QUIET_TENANTS, rate=rate, seconds=seconds)
 
 
 def measure(
-    flood: Flood, load: Load, endpoint_url: str, gateway: "Gateway", placed_on: tuple[int | None, int | None]
+    flood: Flood,
+    load: HttpLoad,
+    seconds: float,
+    endpoint_url: str,
+    gateway: "Gateway",
+    placed_on: tuple[int | None, int | None],
 ) -> Figures:
-    """Run one trial."""
+    """Run one trial, in which the quiet tenants send for so many seconds."""
     call_sink(endpoint_url, "/open", {"workload": Workload(data_bytes=200, shard_count=2).fields()})
     with gateway.running(endpoint_url, placed_on[0]) as (port, pid):
         # One request each, so that the gateway knows the stream.
@@ -218,7 +172,9 @@ def measure(
         noisy = None
         if flood.tenants:
             sent = [request(tenant, flood) for tenant in flood.tenants]
-            noisy = load.start(port, sent, connections=flood.connections, rate=flood.requests_per_second, flood=flood)
+            rate, longer = flood.requests_per_second, seconds + _FLOOD_SECONDS_MORE
+            manner = flood.manner
+            noisy = load.start(port, sent, connections=flood.connections, rate=rate, seconds=longer, manner=manner)
         # The flood has begun and the gateway has had time to react.
         time.sleep(_FLOOD_SECONDS_MORE - 0.5)
         before, started = cpu_seconds(pid), time.monotonic()
@@ -227,9 +183,9 @@ def measure(
             for path in ("livez", "readyz", "metrics")
         ]
         clients = [
-            load.quiet(port, ""),
-            load.quiet(port, "?ack=delivered"),
-            load.start(port, probes, connections=3, rate=10),
+            quiet(load, port, "", seconds),
+            quiet(load, port, "?ack=delivered", seconds),
+            load.start(port, probes, connections=3, rate=10, seconds=seconds),
         ]
         queued, delivered, probed = [each.result() for each in clients]
         busy = (cpu_seconds(pid) - before) / (time.monotonic() - started)
@@ -246,7 +202,7 @@ def measure(
         queued["p99_ms"],
         delivered["p99_ms"],
         probed["max_ms"] if not probed["unanswered"] else 1e9,
-        sum(answers.values()) / (load.seconds + _FLOOD_SECONDS_MORE),
+        sum(answers.values()) / (seconds + _FLOOD_SECONDS_MORE),
         answers.get("202", 0),
         busy,
     )
@@ -301,11 +257,11 @@ def main() -> int:
     pin_to(placed_on[1])
     found: dict[tuple[str, str], list[Figures]] = {}
     with running_sink(placed_on[1]) as sink, tempfile.TemporaryDirectory() as folder:
-        load = Load(Path(folder), arguments.seconds)
+        load = HttpLoad(Path(folder))
         for _ in range(arguments.rounds):
             for flood in floods:
                 for gateway in gateways:
-                    figures = measure(flood, load, sink.url, gateway, placed_on)
+                    figures = measure(flood, load, arguments.seconds, sink.url, gateway, placed_on)
                     found.setdefault((flood.name, gateway.name), []).append(figures)
                     print(
                         flood.name, gateway.name, figures, f"load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True

@@ -1,6 +1,7 @@
 """python -m benchmarks.ingest_server APP ENDPOINT_URL [--cpu N]: run one server for `benchmarks.ingest`.
 
 `gateway` is `kpl serve` without a limit on the shards' rate, because only the gateway is measured.
+`protocol` is the least a server can do: an `asyncio.Protocol` that reads requests by httptools and answers a constant.
 `bare` is a minimal ASGI application: it reads the request and answers 202. `fastapi` is a route as in the
 framework's documentation, with pydantic models, into the same producer. `mounted` is the gateway in a FastAPI
 application, on plain uvicorn, without the fast path. All on uvicorn with one worker, uvloop and httptools. Prints its
@@ -20,6 +21,7 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
+import httptools
 import uvicorn
 
 from benchmarks.machine import pin_to
@@ -29,8 +31,11 @@ from kpl_integrations.ingest.admission.tenant_account import TenantFairness
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 
-APPS: Final = ("gateway", "bare", "fastapi", "mounted")
+APPS: Final = ("gateway", "protocol", "bare", "fastapi", "mounted")
 _ANSWER: Final = b'{"ack":"queued","accepted":1}'
+_CONSTANT: Final = (
+    b"HTTP/1.1 202 Accepted\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER) + _ANSWER
+)
 _UNLIMITED: Final[dict[str, Any]] = {
     "rate_limit_records_per_sec_per_shard": 1e12,
     "rate_limit_bytes_per_sec_per_shard": 1e15,
@@ -45,6 +50,29 @@ def gateway(endpoint_url: str) -> IngestGateway:
     config = dataclasses.replace(settings.producer_config(TenantFairness(directory)), **_UNLIMITED)
     config = dataclasses.replace(config, aws_access_key_id="x", aws_secret_access_key="x")  # noqa: S106 - the sink's
     return IngestGateway(settings, directory, config=config)
+
+
+class BareProtocol(asyncio.Protocol):
+    """Answers each request when it is complete, with a constant."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to read requests."""
+        self._transport: Any = transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._body = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request."""
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        """Read a part of a body."""
+        self._body = self._body + body if self._body else body
+
+    def on_message_complete(self) -> None:
+        """Answer."""
+        self._body = b""
+        self._transport.write(_CONSTANT)
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401, ARG001 - ASGI
@@ -109,6 +137,11 @@ async def _serve(app: str, endpoint_url: str) -> None:
                 tasks.start_soon(partial(server.run, started=lambda: print(port, flush=True)))
                 await parent_gone.wait()
                 server.stop(signal.SIGINT)
+            elif app == "protocol":
+                loop = asyncio.get_running_loop()
+                async with await loop.create_server(BareProtocol, sock=listening):
+                    print(port, flush=True)
+                    await parent_gone.wait()
             else:
                 plain = _plain_server(app, endpoint_url)
                 tasks.start_soon(plain.serve, [listening])

@@ -28,8 +28,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from benchmarks.http_load import HttpLoad, Manner
 from benchmarks.ingest import Row, cpu_seconds, running_server
-from benchmarks.ingest_floods import BUFFERED_MS, Flood, Load, request
+from benchmarks.ingest_floods import BUFFERED_MS, Flood, request
 from benchmarks.large_bodies import Gateway
 from benchmarks.machine import cores, describe_machine, pin_to
 from benchmarks.sink_process import REPOSITORY, running_sink
@@ -38,6 +39,7 @@ from benchmarks.workload import STREAM_NAME, Workload
 
 LOAD: Final = 0.7
 _KEYS: Final = 1_000
+_AT_RANDOM: Final = Manner(order="turns", is_random=True)
 _ONE: Final = Flood(name="one")
 _DELIVERED: Final = "?ack=delivered"
 # Enough connections that one is free when a request is due.
@@ -76,11 +78,11 @@ class Latency(NamedTuple):
     longest: float
 
 
-def latencies(load: Load, endpoint_url: str, directory: Path, cpu: int | None) -> list[Latency]:
-    """Run one trial, and return the figures of each of `_NAMES`."""
+def latencies(load: HttpLoad, seconds: float, endpoint_url: str, directory: Path, cpu: int | None) -> list[Latency]:
+    """Run one trial of so many seconds, and return the figures of each of `_NAMES`."""
     call_sink(endpoint_url, "/open", {"workload": Workload(data_bytes=200, shard_count=16).fields()})
     found: list[Latency] = []
-    with running_server(Row("", "gateway", 1, 0, directory=directory), endpoint_url, cpu) as (port, pid):
+    with running_server(Row("", "gateway", directory=directory), endpoint_url, cpu) as (port, pid):
         gateway = Gateway(pid, port)
         for query, connections in _CONNECTIONS.items():
             sent = [request("local", _ONE, query, first=number) for number in range(_KEYS)]
@@ -89,19 +91,20 @@ def latencies(load: Load, endpoint_url: str, directory: Path, cpu: int | None) -
             for _ in range(2):
                 before, started = cpu_seconds(pid), time.monotonic()
                 _accepted(
-                    load.start(port, sent, connections=connections, rate=rate, seconds=2.0, is_random=True).result()
+                    load.start(port, sent, connections=connections, rate=rate, seconds=2.0, manner=_AT_RANDOM).result()
                 )
                 rate *= LOAD * (time.monotonic() - started) / (cpu_seconds(pid) - before)
             before, waited, started = cpu_seconds(pid), gateway.waited_seconds(), time.monotonic()
-            clients = [load.start(port, sent, connections=connections, rate=rate, is_random=True)]
+            sent_with: Any = {"seconds": seconds, "manner": _AT_RANDOM}
+            clients = [load.start(port, sent, connections=connections, rate=rate, **sent_with)]
             if not query:
                 beside = [request("local", _ONE, _DELIVERED)]
-                clients.append(load.start(port, beside, connections=50, rate=_BESIDE_PER_SECOND, is_random=True))
+                clients.append(load.start(port, beside, connections=50, rate=_BESIDE_PER_SECOND, **sent_with))
             results = [each.result() for each in clients]
-            seconds = time.monotonic() - started
-            shares = (cpu_seconds(pid) - before) / seconds, (gateway.waited_seconds() - waited) / seconds
+            took = time.monotonic() - started
+            shares = (cpu_seconds(pid) - before) / took, (gateway.waited_seconds() - waited) / took
             for result in results:
-                accepted = _accepted(result) / load.seconds
+                accepted = _accepted(result) / seconds
                 found.append(Latency(accepted, *shares, result["p50_ms"], result["p99_ms"], result["max_ms"]))
             call_sink(endpoint_url, "/start", {})
     return found
@@ -116,7 +119,9 @@ def _accepted(result: dict[str, Any]) -> int:
     return int(accepted)
 
 
-def cost_of_a_record(load: Load, endpoint_url: str, directory: Path, workers: Workers, cpu: int | None) -> float:
+def cost_of_a_record(
+    load: HttpLoad, seconds: float, endpoint_url: str, directory: Path, workers: Workers, cpu: int | None
+) -> float:
     """Return the microseconds of CPU time of all processes for a record."""
     call_sink(endpoint_url, "/open", {"workload": Workload(data_bytes=200, shard_count=_SHARDS).fields()})
     sent = [request("local", Flood(name="many", records=_RECORDS), first=_RECORDS * number) for number in range(_KEYS)]
@@ -126,7 +131,9 @@ def cost_of_a_record(load: Load, endpoint_url: str, directory: Path, workers: Wo
         load.start(port, sent, connections=connections, rate=rate, seconds=_WARM_UP_SECONDS).result()
         processes = [pid, *_children(pid)]
         before = sum(map(cpu_seconds, processes))
-        accepted = _accepted(load.start(port, sent, connections=connections, rate=rate, is_random=True).result())
+        accepted = _accepted(
+            load.start(port, sent, connections=connections, rate=rate, seconds=seconds, manner=_AT_RANDOM).result()
+        )
         time.sleep(0.5)
         used = sum(map(cpu_seconds, processes)) - before
     call_sink(endpoint_url, "/start", {})
@@ -189,16 +196,18 @@ def main() -> int:
     late: dict[tuple[str, str], list[Latency]] = {}
     costs: dict[tuple[str, Workers], list[float]] = {}
     with running_sink(placed_on[1]) as sink, tempfile.TemporaryDirectory() as folder:
-        load = Load(Path(folder), arguments.seconds)
+        load, seconds = HttpLoad(Path(folder)), arguments.seconds
         for _ in range(arguments.rounds):
             for directory in directories:
                 if arguments.only != "workers":
-                    for name, found in zip(_NAMES, latencies(load, sink.url, directory, placed_on[0]), strict=True):
+                    for name, found in zip(
+                        _NAMES, latencies(load, seconds, sink.url, directory, placed_on[0]), strict=True
+                    ):
                         late.setdefault((directory.name, name), []).append(found)
                         print(directory.name, name, found, file=sys.stderr, flush=True)
                 if arguments.only != "latency":
                     for workers in (Workers(1, rate), Workers(1, rate // 2), Workers(2, rate), Workers(2, 2 * rate)):
-                        cost = cost_of_a_record(load, sink.url, directory, workers, placed_on[0])
+                        cost = cost_of_a_record(load, seconds, sink.url, directory, workers, placed_on[0])
                         costs.setdefault((directory.name, workers), []).append(cost)
                         print(directory.name, workers, f"{cost:.2f} us", file=sys.stderr, flush=True)
     print(f"{describe_machine()}. {placement} {arguments.rounds} interleaved rounds, load {os.getloadavg()[0]:.1f}.")
