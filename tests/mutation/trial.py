@@ -14,16 +14,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import IO
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.mutation.coverage_map import name_of
+from tests.support.changed_module import import_changed
 
 LIBRARIES = (
     "anyio.pytest_plugin aiobotocore.session botocore.session cbor2 fastapi httpx msgspec opentelemetry.sdk.trace"
@@ -61,37 +59,6 @@ def prepare() -> None:
     os.environ["HYPOTHESIS_PROFILE"] = "mutation"
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-class _MutatedLoader(SourceFileLoader):
-    """Loads a module from a text in place of its file."""
-
-    def __init__(self, module: str, path: str, text: str) -> None:
-        super().__init__(module, path)
-        self._text = text
-        self.was_used = False
-
-    def get_code(self, fullname: str) -> CodeType:
-        del fullname
-        self.was_used = True
-        return compile(self._text, self.path, "exec", dont_inherit=True)
-
-
-class _MutatedFinder(MetaPathFinder):
-    """Finds the module of one loader, and no other."""
-
-    def __init__(self, loader: _MutatedLoader) -> None:
-        self._loader = loader
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self._loader.name:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None:
-            spec.loader = self._loader
-        return spec
 
 
 class _Chosen:
@@ -174,10 +141,7 @@ class Trial:
             os.dup2(source, target)
         loader = None
         if self.module is not None:
-            path, text = self.module
-            name = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-            loader = _MutatedLoader(name, str(Path(path).resolve()), text)
-            sys.meta_path.insert(0, _MutatedFinder(loader))
+            loader = import_changed(*self.module)
         files = list(dict.fromkeys(test.partition("::")[0] for test in self.tests))
         # Not rewritten: pytest would load our packages from their files, because one of them is a plugin.
         options = [
