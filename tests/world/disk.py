@@ -8,7 +8,7 @@ import asyncio
 import math
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +21,7 @@ from kpl_core.durability.spool import spool, spool_writer
 from kpl_core.durability.spool.spool_error import SpoolClosed
 from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
+from tests.world.network import World
 
 Answer = TypeVar("Answer")
 
@@ -35,6 +36,19 @@ class Disk:
     def __init__(self) -> None:
         self.fault: str | None = None
         self.seconds = 0.001
+
+    async def trouble(self, names: Sequence[str], world: World, until: float) -> None:
+        """Let these faults come and go until then."""
+        chance = world.chance
+        while names and world.now() < until:
+            await asyncio.sleep(chance.expovariate(0.2))
+            name = chance.choice(names)
+            if name == SLOW_DISK:
+                self.seconds = chance.choice([0.05, 1.0])
+            else:
+                self.fault = name
+            await asyncio.sleep(min(chance.expovariate(0.3), max(0.0, until - world.now())))
+            self.fault, self.seconds = None, 0.001
 
     def check(self) -> None:
         """Raise as SQLite does if a commit fails now."""

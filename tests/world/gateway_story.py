@@ -1,12 +1,15 @@
-"""A gateway in the world: quiet and noisy tenants POST while faults befall its requests to Kinesis; all by one seed.
+"""A gateway in the world: quiet and noisy tenants POST while faults befall Kinesis and its disk; all by one seed.
 
-The gateway is the real ASGI application with its producer, on a virtual clock. Its clients call it without a socket.
+The gateway is the real ASGI application with its producer, on a virtual clock, with a spool or without. Its clients
+call it without a socket.
 """
 
 import asyncio
 import random
+import tempfile
 from collections import Counter
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from kpl_core.testing import FakeKinesis
@@ -15,18 +18,23 @@ from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.consumers import read_as_kcl, read_everything
 from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
+from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, world_disk
 from tests.world.invariants import Run
 from tests.world.network import World
-from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm
+from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm, may_double
 from tests.world.world_loop import run_in_world
 
 STORY_SECONDS, RECOVERY_SECONDS = 30.0, 15.0
 CLOSE_SECONDS = 60.0
-# Far above what a quiet tenant sends, and far below what a shard takes.
+# Of what is in the spool after the last fault.
+DRAIN_SECONDS = 150.0
 QUIET_PER_SECOND = 10.0
+# Far above what a quiet tenant sends, also when it sends again what was refused, and far below what a shard takes.
+QUIET_QUOTA = 100
 MOST_RECORDS = 6_000
 # Reasons for which a tenant within its rate may be refused: no tenant's records can flow.
-NOBODY_FLOWS = frozenset({"The stream does not answer", "The stream could not be looked up", "Out of room"})
+NO_FLOW = frozenset({"The stream does not answer", "The spool takes no more"})
+NOBODY_FLOWS = NO_FLOW | {"The stream could not be looked up", "Out of room"}
 
 ANSWERS = frozenset({200, 202, 207, 409, 429, 502, 503, 504})
 MOST_TRIES = 50
@@ -41,13 +49,14 @@ class _Tenant:
         self.story, self.tenant, self.per_second = story, tenant, per_second
         self.client = Client(story.gateway, tenant.id)
         chance = story.world.chance
-        self.ack = chance.choice(["queued", "delivered"])
+        self.ack = chance.choice(["queued", "delivered", "spooled"] if story.has_spool else ["queued", "delivered"])
         self.is_polite = chance.random() < 0.5
         # A client that stops waiting and has a key sends the request again.
         self.has_keys = chance.random() < 0.4
         self.patience_seconds = chance.choice([None, None, 0.05, 2.0])
         # Data of records by what the client heard of their request.
         self.acknowledged: list[bytes] = []
+        self.kept: list[bytes] = []
         self.keyed: list[bytes] = []
         self.refused: list[bytes] = []
         self.titles: Counter[str] = Counter()
@@ -82,8 +91,12 @@ class _Tenant:
                 results = answer.json().get("records", [])
                 failed = {index for index, result in enumerate(results) if "sequence_number" not in result}
                 self.acknowledged += [each for index, each in enumerate(data) if index not in failed]
+                self.kept += [data[index] for index in failed if results[index].get("kept") == "spooled"]
                 return
-            self.titles[answer.json()["title"]] += 1
+            title = answer.json()["title"]
+            self.titles[title] += 1
+            if title in NO_FLOW:
+                await self.story.ask_readiness(title)
             if answer.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
                 return
             if not self.is_polite:
@@ -103,15 +116,22 @@ class _Tenant:
 
 
 class _GatewayStory:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, disk: Disk, folder: Path) -> None:
         chance = world.chance
-        self.world = world
+        self.world, self.disk = world, disk
         self.faults_on = [name for name in SERVICE_FAULTS if chance.random() < 0.2]
+        self.has_spool = chance.random() < 0.4
+        self.disk_faults = [name for name in (*DISK_FAULTS, SLOW_DISK) if self.has_spool and chance.random() < 0.4]
+        self.false: list[str] = []
         self.kinesis = FakeKinesis({STREAM: chance.choice([1, 4])}, chance=chance.random)
         self.transport = FakeTransport(self.kinesis, latency_seconds=chance.choice([0.002, 0.05]))
         noisy = [f"noisy-{number}" for number in range(chance.randint(0, 3))]
         rates: dict[str, Any] = {"records_per_second": 500} if chance.random() < 0.5 else {}
-        tenants = [Tenant(id="quiet"), *(Tenant(id=name, **rates) for name in noisy)]
+        quota: dict[str, Any] = {"records_per_second": QUIET_QUOTA} if chance.random() < 0.5 else {}
+        tenants = [Tenant(id="quiet", **quota), *(Tenant(id=name, **rates) for name in noisy)]
+        spool: dict[str, Any] = {}
+        if self.has_spool:
+            spool = {"spool": folder / "spool.db", "spool_failure": chance.choice(["bypass", "refuse"])}
         settings = load_settings(
             region="us-east-1",
             reload_seconds=3_600.0,
@@ -120,6 +140,7 @@ class _GatewayStory:
             connect_timeout_ms=500,
             max_outstanding_records=chance.choice([2_000, 20_000]),
             record_ttl_ms=chance.choice([5_000.0, 30_000.0]),
+            **spool,
         )
         self.gateway = IngestGateway(settings, KnownTenants(*tenants), transport=self.transport, chance=chance.random)
         self.made = 0
@@ -139,17 +160,35 @@ class _GatewayStory:
             arm(self.kinesis.faults, chance.choice(self.faults_on), chance, now=world.now(), seconds=seconds)
             await asyncio.sleep(chance.expovariate(0.3))
 
+    async def ask_readiness(self, title: str) -> None:
+        """While Kinesis or the disk takes no records, the gateway is not ready, or says that a part is not ok."""
+        answer = await Client(self.gateway).get("/readyz?verbose")
+        states = {part["state"] for part in answer.json().get("parts", {}).values()}
+        if answer.status == HTTPStatus.OK and states <= {"ok"}:
+            self.false.append(f"refused with {title!r}, and ready with all parts ok: {answer.body[:300]!r}")
+
+    async def drained(self) -> None:
+        """Wait until nothing is in the buffer and in the spool."""
+        producer, until = self.gateway.producer, self.world.now() + DRAIN_SECONDS
+        while (producer.spool is not None and producer.spool.statistics().records) or producer.report().buffered:
+            if self.world.now() > until:
+                self.false.append(f"not drained after the last fault: {producer.report()}")
+                return
+            await asyncio.sleep(0.5)
+
     async def tell(self) -> list[str]:
         """Run the story, and return what is false."""
-        false: list[str] = []
+        false = self.false
         async with self.gateway:
             async with asyncio.TaskGroup() as tasks:
                 _ = tasks.create_task(self.faults(STORY_SECONDS))
+                _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, STORY_SECONDS))
                 _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
                 for tenant in self.tenants:
                     _ = tasks.create_task(tenant.post_until(STORY_SECONDS))
             self.kinesis.faults.clear()
             await asyncio.sleep(RECOVERY_SECONDS)
+            await self.drained()
             if self.left:
                 _ = await asyncio.wait(self.left)
             last = await Client(self.gateway, "quiet").post([self.record()], ack="delivered")
@@ -160,12 +199,6 @@ class _GatewayStory:
                 false.append(f"not ready after the last fault: {ready.body[:300]!r}")
         return false + self.violations()
 
-    def may_double(self) -> bool:
-        """Return True if a fault of this run stores records without saying so, or hides where they are."""
-        hides = "no listings" in self.faults_on and not {"splits", "merges"}.isdisjoint(self.faults_on)
-        # After a pause an answer can be there too late.
-        return hides or self.world.has_pauses or any(SERVICE_FAULTS[name].doubles for name in self.faults_on)
-
     def violations(self) -> list[str]:
         """Return what is false after the close."""
         false: list[str] = []
@@ -173,15 +206,20 @@ class _GatewayStory:
         # A KCL drops what a split made its reader find in the wrong shard, and the producer sends it again.
         read = Counter(each.data for each in read_as_kcl(self.kinesis, STREAM, now=self.world.now()))
         report = self.gateway.producer.report()
-        if report.accepted != report.delivered + report.failed_total + report.buffered or report.buffered:
+        there = report.delivered + report.failed_total + report.spooled + report.dead_lettered
+        if report.accepted != there or report.buffered:
             false.append(f"the books do not close: {report}")
+        if report.failed.get("NotSpooled") and all(each.ack != "spooled" for each in self.tenants):
+            false.append(f"records that need no disk failed for want of it: {report}")
+        doubles = may_double(self.faults_on, self.kinesis, STREAM, has_pauses=self.world.has_pauses)
         for each in self.tenants:
             name = each.tenant.id
             if not each.answers.keys() <= ANSWERS:
                 false.append(f"{name} was answered {dict(each.answers)}")
-            if each.ack == "delivered" and (missing := [data for data in each.acknowledged if data not in stored]):
-                false.append(f"{name}: {len(missing)} acknowledged as delivered and not stored, such as {missing[0]!r}")
-            if not self.may_double() and (doubled := [data for data in each.keyed if read[data] > 1]):
+            promised = each.kept + (each.acknowledged if each.ack in {"delivered", "spooled"} else [])
+            if missing := [data for data in promised if data not in stored]:
+                false.append(f"{name}: {len(missing)} acknowledged ({each.ack}) and not stored, such as {missing[0]!r}")
+            if not doubles and (doubled := [data for data in each.keyed if read[data] > 1]):
                 false.append(f"{name}: {len(doubled)} sent with a key and read twice, such as {doubled[0]!r}")
             if ghosts := [data for data in each.refused if data in stored]:
                 false.append(f"{name}: {len(ghosts)} refused and stored, such as {ghosts[0]!r}")
@@ -197,14 +235,15 @@ class _GatewayStory:
 def run_gateway_story(seed: int) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
-    return run_in_world(lambda: _run(World(seed)))
+    with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
+        return run_in_world(lambda: _run(World(seed), disk, Path(folder)))
 
 
-async def _run(world: World) -> Run:
-    story = _GatewayStory(world)
+async def _run(world: World, disk: Disk, folder: Path) -> Run:
+    story = _GatewayStory(world, disk, folder)
     false = await story.tell()
     outcomes = Counter(
         {f"{each.tenant.id[:5]} {status}": count for each in story.tenants for status, count in each.answers.items()}
     )
-    faults = story.faults_on + [PAUSES] * world.has_pauses
+    faults = story.faults_on + story.disk_faults + [PAUSES] * world.has_pauses
     return Run(faults, world.now(), story.made, len(story.transport.requests), outcomes, false)

@@ -1,7 +1,7 @@
 """What must be true of a producer whatever befell it: each function returns the sentences that are false."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kpl_core import Config, Delivery, Producer, ProducerReport, RecordResult, UserRecord
@@ -144,15 +144,17 @@ def delivered_is_stored(ledger: Ledger, kinesis: FakeKinesis, stream: str, now: 
     return [f"{name}: {shown(numbers)}" for name, numbers in found if numbers]
 
 
-def in_order(ledger: Ledger, kinesis: FakeKinesis, stream: str, now: float) -> list[str]:
-    """With ordering per key a KCL first sees the records of a key in the order of their puts."""
+def in_order(
+    ledger: Ledger, kinesis: FakeKinesis, stream: str, now: float, *, among: Container[bytes] | None = None
+) -> list[str]:
+    """With ordering per key a KCL first sees the records of a key, those `among` these, in the order of their puts."""
     keys = {put.data: (put.key, put.number) for put in ledger.puts}
     latest: dict[str, int] = {}
     seen: set[bytes] = set()
     late: list[str] = []
     for read in sorted(read_as_kcl(kinesis, stream, now=now), key=lambda read: int(read.sequence_number)):
         key, number = keys[read.data]
-        if read.data not in seen:
+        if read.data not in seen and (among is None or read.data in among):
             seen.add(read.data)
             if number < latest.get(key, -1):
                 late.append(f"{number} after {latest[key]} of {key!r}")

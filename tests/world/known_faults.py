@@ -65,7 +65,8 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         "refused records cost a tenant's rate", "33f4e5e4", "gateway", _ADMISSION,
-        "                account.quota.give_back(_user_records(records, counts), size_bytes)\n", "                pass\n",
+        "                account.quota.give_back(_user_records(records, counts), size_bytes)\n",
+        "                pass\n",
     ),
     KnownFault(
         "records that were not delivered cost a tenant's rate", "33f4e5e4", "gateway", _ADMISSION,
@@ -85,7 +86,8 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         "open records of a lane stay open when their order needs them closed", "issue 33", "producer",
-        "kpl_core/pipeline/aggregator.py", "            if shard_id in shard_ids:\n", "            if shard_id not in shard_ids:\n",
+        "kpl_core/pipeline/aggregator.py",
+        "            if shard_id in shard_ids:\n", "            if shard_id not in shard_ids:\n",
     ),
     KnownFault(
         "a key is unknown while a record of it is on its way to a failing disk", "2cb42bd7", "spool", _STAGES,
@@ -126,7 +128,7 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         "a worker is taken for dead after half a lifetime", "mutant", "leases: pauses", _TABLE,
-        "    if abs(age) <= lifetime:\n        return True\n", "    if abs(age) <= lifetime / 2:\n        return True\n",
+        "    if abs(age) <= lifetime:\n", "    if abs(age) <= lifetime / 2:\n",
     ),
     # Mutants of the places where parts meet.
     KnownFault(
@@ -166,7 +168,8 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         "a failed Kinesis record counts as one user record", "mutant", "producer", _LEDGER,
-        '        self.failed[attempt.error_code or ""] += count\n', '        self.failed[attempt.error_code or ""] += 1\n',
+        '        self.failed[attempt.error_code or ""] += count\n',
+        '        self.failed[attempt.error_code or ""] += 1\n',
     ),
     KnownFault(
         "a flush ends one generation early", "mutant", "producer", _LEDGER,
@@ -208,9 +211,8 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         "a replayed record that failed is not tried again", "mutant", "spool", _REPLAYER,
-        "        else:\n            self._order.failed(claimed.id)\n            self._pace.failed(size, self._spool.mailbox.clock())\n",
-        "        else:\n            self._order.succeeded(claimed.id)\n"
-        "            self._pace.failed(size, self._spool.mailbox.clock())\n",
+        "        else:\n            self._order.failed(claimed.id)\n",
+        "        else:\n            self._order.succeeded(claimed.id)\n",
     ),
     KnownFault(
         "a released record is not in the backlog again", "mutant", "spool", _CLAIMS,
@@ -219,7 +221,8 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         "a request is not known while it is answered", "mutant", "gateway", _RECORDS,
-        "        keys.finish(key, StoredAnswer(answer.status, answer.body), self.now())\n", "        keys.forget(key)\n",
+        "        keys.finish(key, StoredAnswer(answer.status, answer.body), self.now())\n",
+        "        keys.forget(key)\n",
     ),
     KnownFault(
         "a request is answered as delivered when its first record is", "mutant", "gateway",

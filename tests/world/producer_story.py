@@ -14,9 +14,9 @@ from kpl_core import BreakerPolicy, BufferFull, Config, Delivery, FairnessPolicy
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.transport import PutRecordsAnswer, PutRecordsRequest, RequestFailure
-from tests.world.invariants import Ledger, Put, Run, bounded, conserved, outage_is_said, violations
+from tests.world.invariants import Ledger, Put, Run, bounded, conserved, outage_is_said, shown, violations
 from tests.world.network import World
-from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm
+from tests.world.service_faults import PAUSES, RAISES, SERVICE_FAULTS, arm, may_double
 from tests.world.world_loop import run_in_world
 
 STREAM = "orders"
@@ -55,7 +55,7 @@ def draw(chance: random.Random) -> Setting:
         "tiers": TierPolicy() if chance.random() < 0.3 else None,
         "fairness": FairnessPolicy() if chance.random() < 0.3 else None,
     }
-    faults = [name for name in SERVICE_FAULTS if chance.random() < 0.2]
+    faults = [name for name in (*SERVICE_FAULTS, RAISES) if chance.random() < 0.2]
     return Setting(
         Config(region="us-east-1", **options),
         chance.choice([1, 2, 5]),
@@ -73,15 +73,20 @@ def run_story(seed: int) -> Run:
 
 
 class _Transport(FakeTransport):
-    """Counts the requests that failed as a whole since the last answer."""
+    """Counts the requests that failed as a whole since the last answer, and raises at times, as a user's own may."""
 
-    def __init__(self, kinesis: FakeKinesis, *, latency_seconds: float) -> None:
+    def __init__(self, kinesis: FakeKinesis, *, latency_seconds: float, chance: random.Random) -> None:
         super().__init__(kinesis, latency_seconds=latency_seconds)
         self.failed_requests, self.failing_since = 0, math.inf
+        self._chance = chance
+        self.raises_until = -math.inf
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
         answer: PutRecordsAnswer | None = None
         try:
+            if World.now() < self.raises_until and self._chance.random() < 0.5:
+                message = "the world has no memory left"
+                raise MemoryError(message)
             answer = await super().put_records(request)
         finally:
             now = World.now()
@@ -97,7 +102,7 @@ class _Story:
     def __init__(self, world: World, setting: Setting) -> None:
         self.world, self.setting, self.chance = world, setting, world.chance
         self.kinesis = FakeKinesis({STREAM: setting.shards}, chance=world.chance.random)
-        self.transport = _Transport(self.kinesis, latency_seconds=setting.latency_seconds)
+        self.transport = _Transport(self.kinesis, latency_seconds=setting.latency_seconds, chance=self.chance)
         self.ledger = Ledger()
         self.false: list[str] = []
 
@@ -168,8 +173,22 @@ class _Story:
         chance, world = self.chance, self.world
         while self.setting.faults and world.now() < until:
             seconds = min(chance.expovariate(0.2), until - world.now())
-            arm(self.kinesis.faults, chance.choice(self.setting.faults), chance, now=world.now(), seconds=seconds)
+            name = chance.choice(self.setting.faults)
+            if name == RAISES:
+                self.transport.raises_until = world.now() + seconds
+            else:
+                arm(self.kinesis.faults, name, chance, now=world.now(), seconds=seconds)
             await asyncio.sleep(chance.expovariate(0.3))
+
+    async def flushes(self, producer: Producer, until: float) -> None:
+        """Flush now and then until then. A flush that is complete has waited for all that was put before."""
+        while self.world.now() < until:
+            await asyncio.sleep(self.chance.expovariate(0.1))
+            before = [put for put in self.ledger.puts if put.delivery is not None and put.delivery.peek() is None]
+            report = await producer.flush(timeout=self.chance.choice([0.1, 5.0]))
+            unfinished = [put.number for put in before if put.delivery is not None and put.delivery.peek() is None]
+            if report.complete and unfinished:
+                self.false.append(f"a complete flush has not waited for {shown(unfinished)}")
 
     async def tell(self) -> None:
         """Run the story."""
@@ -177,6 +196,7 @@ class _Story:
             async with asyncio.TaskGroup() as tasks:
                 _ = tasks.create_task(self.faults(STORY_SECONDS))
                 _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
+                _ = tasks.create_task(self.flushes(producer, STORY_SECONDS))
                 for number in range(self.setting.clients):
                     _ = tasks.create_task(self.client(producer, f"client {number}", STORY_SECONDS))
             self.kinesis.faults.clear()
@@ -195,12 +215,8 @@ class _Story:
         self.false += violations(
             self.ledger, report, self.kinesis, STREAM, self.setting.config, last, now=self.world.now()
         )
-        faults = set(self.setting.faults)
-        # After a pause an answer can be there too late.
-        may_double = self.world.has_pauses or any(SERVICE_FAULTS[name].doubles for name in faults)
-        # It is not known then whether a KCL keeps a record where it is, so it is sent again.
-        may_double = may_double or ("no listings" in faults and not faults.isdisjoint({"splits", "merges"}))
-        if not may_double and self.ledger.doubled(self.kinesis, STREAM, self.world.now()):
+        doubles = may_double(self.setting.faults, self.kinesis, STREAM, has_pauses=self.world.has_pauses)
+        if not doubles and self.ledger.doubled(self.kinesis, STREAM, self.world.now()):
             self.false.append("records are stored twice, and no fault of this run does that")
 
 

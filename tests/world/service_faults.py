@@ -1,13 +1,14 @@
 """What befalls a producer's requests, by name: an effect of `kpl_core.testing`, drawn from a world's chance."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kpl_core.testing import (
     BadBody,
     Effect,
     ErrorAnswer,
+    FakeKinesis,
     Faults,
     Hang,
     Latency,
@@ -23,6 +24,10 @@ from kpl_core.testing import (
 PUT = "PutRecords"
 # Befalls the process, not its requests; see `World.pause_at_times`.
 PAUSES = "pauses"
+# The transport itself raises, before anything is sent.
+RAISES = "raising transport"
+# A shard that is closed again so soon may never have been listed.
+UNSEEN_SECONDS = 5.0
 
 
 class ServiceFault(NamedTuple):
@@ -72,3 +77,16 @@ def arm(faults: Faults, name: str, chance: random.Random, *, now: float, seconds
         # A record's error needs no operation, and a retry passes or does not.
         when["once_per_record"] = chance.random() < 0.5
     _ = faults.add(fault.draw(chance), When(**when))
+
+
+def may_double(names: Iterable[str], kinesis: FakeKinesis, stream: str, *, has_pauses: bool) -> bool:
+    """Return True if some of these faults store records without saying so, or hide where they are."""
+    faults = {*names}
+    # It is not known then whether a KCL keeps a record where it is, so it is sent again.
+    hides = "no listings" in faults and not faults.isdisjoint({"splits", "merges"})
+    shards = kinesis._account.stream(stream, 0.0, ready=False).shards.all  # noqa: SLF001 - closed ones too
+    hides = hides or any(
+        shard.closed_ms is not None and shard.closed_ms - shard.opened_ms < UNSEEN_SECONDS * 1_000 for shard in shards
+    )
+    # After a pause an answer can be there too late.
+    return hides or has_pauses or any(fault.doubles for name, fault in SERVICE_FAULTS.items() if name in faults)

@@ -17,7 +17,7 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.support.consumers import read_everything
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
-from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, shown
+from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, in_order, shown
 from tests.world.network import World
 from tests.world.producer_story import STREAM
 from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm
@@ -48,6 +48,7 @@ class _SpoolStory:
             "breaker": BreakerPolicy() if chance.random() < 0.7 else None,
         }
         self.commit_ms = chance.choice([1.0, 20.0])
+        self.failure: Any = chance.choice(["fail", "bypass", "refuse"]) if self.writes_ahead else "fail"
         self.kinesis = FakeKinesis({STREAM: chance.choice([1, 3])}, chance=chance.random)
         self.transport = FakeTransport(self.kinesis, latency_seconds=chance.choice([0.002, 0.05]))
         self.ledger = Ledger()
@@ -58,7 +59,7 @@ class _SpoolStory:
 
     def config(self, path: Path) -> Config:
         mode: Any = "write_ahead" if self.writes_ahead else "overflow"
-        spool = SpoolOptions(path=path, mode=mode, commit_interval_ms=self.commit_ms)
+        spool = SpoolOptions(path=path, mode=mode, commit_interval_ms=self.commit_ms, failure=self.failure)
         return Config(region="us-east-1", spool=spool, **self.options)
 
     def check(self, producer: Producer) -> None:
@@ -96,18 +97,6 @@ class _SpoolStory:
             arm(self.kinesis.faults, chance.choice(self.service_faults), chance, now=world.now(), seconds=seconds)
             await asyncio.sleep(chance.expovariate(0.3))
 
-    async def disk_trouble(self, until: float) -> None:
-        chance, disk = self.chance, self.disk
-        while self.disk_faults and self.world.now() < until:
-            await asyncio.sleep(chance.expovariate(0.2))
-            name = chance.choice(self.disk_faults)
-            if name == SLOW_DISK:
-                disk.seconds = chance.choice([0.05, 1.0])
-            else:
-                disk.fault = name
-            await asyncio.sleep(min(chance.expovariate(0.3), max(0.0, until - self.world.now())))
-            disk.fault, disk.seconds = None, 0.001
-
     async def power_cut(self) -> None:
         await asyncio.sleep(self.chance.uniform(1.0, STORY_SECONDS))
         self.is_cut = True
@@ -118,7 +107,7 @@ class _SpoolStory:
         async with Producer(self.config(self.path), transport=self.transport) as producer:
             async with asyncio.TaskGroup() as tasks:
                 _ = tasks.create_task(self.faults(STORY_SECONDS))
-                _ = tasks.create_task(self.disk_trouble(STORY_SECONDS))
+                _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, STORY_SECONDS))
                 _ = tasks.create_task(self.power_cut())
                 _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
                 for number in range(self.chance.randint(1, 3)):
@@ -127,6 +116,8 @@ class _SpoolStory:
             await self.drained(producer)
             self.check(producer)
             report = await producer.close()
+        if not report.complete:
+            self.false.append(f"nothing was left, and the close was not complete: {report}")
         self.after_close(report)
         await self.replayed(self.path)
         kept = [put for put, result in self.ledger.with_results() if result.kept == "spooled"]
@@ -160,6 +151,10 @@ class _SpoolStory:
         if without:
             self.false.append(f"no result: {shown(without)}")
         self.false += delivered_is_stored(self.ledger, self.kinesis, STREAM, self.world.now())
+        if self.options["ordering"] == "per_key":
+            # What stays in the spool comes later than new records of its key.
+            passed = {put.data for put, result in self.ledger.with_results() if result.successful}
+            self.false += in_order(self.ledger, self.kinesis, STREAM, self.world.now(), among=passed)
         if (
             report.buffered
             or report.accepted != report.delivered + report.failed_total + report.spooled + report.dead_lettered
