@@ -5,6 +5,7 @@ call it without a socket.
 """
 
 import asyncio
+import math
 import random
 import tempfile
 from collections import Counter
@@ -20,18 +21,21 @@ from tests.support.consumers import read_as_kcl, read_everything
 from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, world_disk
 from tests.world.invariants import Run
-from tests.world.network import World
-from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm, may_double
-from tests.world.world_loop import run_in_world
+from tests.world.network import PAUSES, WHOLE, Less, World
+from tests.world.service_faults import SERVICE_FAULTS, arm, may_double
+from tests.world.world_loop import run_in_world, world_loop
 
 STORY_SECONDS, RECOVERY_SECONDS = 30.0, 15.0
 CLOSE_SECONDS = 60.0
 # Of what is in the spool after the last fault.
 DRAIN_SECONDS = 150.0
 QUIET_PER_SECOND = 10.0
-# Far above what a quiet tenant sends, also when it sends again what was refused, and far below what a shard takes.
-QUIET_QUOTA = 100
-MOST_RECORDS = 6_000
+QUIET_QUOTA, QUOTA_BURST_SECONDS = 15.0, 4.0
+OVER_RATE = "Over the tenant's rate"
+# A refusal assigns a retry time, which reserves tokens for its client.
+RESERVED_SECONDS = 10.0
+# A story costs a second of CPU with the first; only with the last does an overload take long.
+MOST_RECORDS = (6_000, 6_000, 6_000, 40_000)
 # Reasons for which a tenant within its rate may be refused: no tenant's records can flow.
 NO_FLOW = frozenset({"The stream does not answer", "The spool takes no more"})
 NOBODY_FLOWS = NO_FLOW | {"The stream could not be looked up", "Out of room"}
@@ -40,6 +44,26 @@ ANSWERS = frozenset({200, 202, 207, 409, 429, 502, 503, 504})
 MOST_TRIES = 50
 # Answers of `ack=delivered` after the records were accepted.
 DELIVERING = frozenset({"Gateway Timeout", "Bad Gateway", "No record was delivered in time", "Kinesis took no record"})
+# Of a quiet tenant; what may be said of its rate, `_Tokens` knows.
+EXPECTED = NOBODY_FLOWS | DELIVERING | {OVER_RATE}
+
+
+class _Tokens:
+    """What a tenant's rate must at least have left: only records that were accepted, or may have been, cost tokens."""
+
+    def __init__(self, per_second: float, seconds: float) -> None:
+        self._per_second, self._most = per_second, per_second * seconds
+        self._tokens, self._at, self._refused_at = self._most, 0.0, -math.inf
+
+    def add(self, tokens: float, now: float) -> None:
+        self._tokens = min(self._most, self._tokens + (now - self._at) * self._per_second + tokens)
+        self._at = now
+
+    def refused(self, now: float) -> str:
+        """Return what is false of a refusal for want of tokens; "" for nothing."""
+        self.add(0.0, now)
+        was_refused, self._refused_at = now < self._refused_at + RESERVED_SECONDS, now
+        return "" if was_refused or self._tokens < 2.0 else f"{OVER_RATE}, which has {self._tokens:.1f} tokens left"
 
 
 class _Tenant:
@@ -59,6 +83,7 @@ class _Tenant:
         self.kept: list[bytes] = []
         self.keyed: list[bytes] = []
         self.refused: list[bytes] = []
+        self.tokens = _Tokens(tenant.records_per_second or math.inf, QUOTA_BURST_SECONDS)
         self.titles: Counter[str] = Counter()
         self.answers: Counter[int] = Counter()
 
@@ -66,7 +91,7 @@ class _Tenant:
         chance, world = self.story.world.chance, self.story.world
         count = 1 if self.per_second <= QUIET_PER_SECOND else 50
         async with asyncio.TaskGroup() as tasks:
-            while world.now() < until and self.story.made < MOST_RECORDS:
+            while world.now() < until and self.story.made < self.story.most_records:
                 _ = tasks.create_task(self.post(count))
                 await asyncio.sleep(chance.expovariate(self.per_second / count))
 
@@ -108,9 +133,15 @@ class _Tenant:
     async def answer_to(self, records: list[dict[str, str]]) -> Answer | None:
         """Return the answer; None: the client stops waiting, and the gateway goes on."""
         fields = {"idempotency_key": f'"{self.tenant.id} {records[0]["data"]}"'} if self.has_keys else {}
+        self.tokens.add(-len(records), self.story.world.now())
         asking = asyncio.create_task(self.client.post(records, ack=self.ack, **fields))
         if await asyncio.wait({asking}, timeout=self.patience_seconds) != (set(), {asking}):
-            return await asking
+            answer = await asking
+            if answer.status >= HTTPStatus.BAD_REQUEST:
+                self.tokens.add(len(records), self.story.world.now())
+                if answer.json()["title"] == OVER_RATE and self.tenant.id == "quiet":
+                    self.story.false += filter(None, [self.tokens.refused(self.story.world.now())])
+            return answer
         self.story.left.append(asking)
         return None
 
@@ -119,15 +150,18 @@ class _GatewayStory:
     def __init__(self, world: World, disk: Disk, folder: Path) -> None:
         chance = world.chance
         self.world, self.disk = world, disk
-        self.faults_on = [name for name in SERVICE_FAULTS if chance.random() < 0.2]
+        self.until = min(STORY_SECONDS, world.less.seconds)
+        self.faults_on = world.drawn(SERVICE_FAULTS, 0.2)
         self.has_spool = chance.random() < 0.4
-        self.disk_faults = [name for name in (*DISK_FAULTS, SLOW_DISK) if self.has_spool and chance.random() < 0.4]
+        self.disk_faults = world.drawn((*DISK_FAULTS, SLOW_DISK), 0.4) if self.has_spool else []
         self.false: list[str] = []
         self.kinesis = FakeKinesis({STREAM: chance.choice([1, 4])}, chance=chance.random)
         self.transport = FakeTransport(self.kinesis, latency_seconds=chance.choice([0.002, 0.05]))
-        noisy = [f"noisy-{number}" for number in range(chance.randint(0, 3))]
+        noisy = [f"noisy-{number}" for number in range(min(chance.randint(0, 3), world.less.clients - 1))]
         rates: dict[str, Any] = {"records_per_second": 500} if chance.random() < 0.5 else {}
-        quota: dict[str, Any] = {"records_per_second": QUIET_QUOTA} if chance.random() < 0.5 else {}
+        quota: dict[str, Any] = {}
+        if chance.random() < 0.5:
+            quota = {"records_per_second": QUIET_QUOTA, "burst_seconds": QUOTA_BURST_SECONDS}
         tenants = [Tenant(id="quiet", **quota), *(Tenant(id=name, **rates) for name in noisy)]
         spool: dict[str, Any] = {}
         if self.has_spool:
@@ -143,7 +177,7 @@ class _GatewayStory:
             **spool,
         )
         self.gateway = IngestGateway(settings, KnownTenants(*tenants), transport=self.transport, chance=chance.random)
-        self.made = 0
+        self.made, self.most_records = 0, chance.choice(MOST_RECORDS)
         # Requests whose clients have stopped waiting.
         self.left: list[asyncio.Task[Answer]] = []
         speeds = [QUIET_PER_SECOND, *(chance.choice([200.0, 2_000.0, 10_000.0]) for _ in noisy)]
@@ -181,11 +215,11 @@ class _GatewayStory:
         false = self.false
         async with self.gateway:
             async with asyncio.TaskGroup() as tasks:
-                _ = tasks.create_task(self.faults(STORY_SECONDS))
-                _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, STORY_SECONDS))
-                _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
+                _ = tasks.create_task(self.faults(self.until))
+                _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, self.until))
+                _ = tasks.create_task(self.world.pause_at_times(self.until))
                 for tenant in self.tenants:
-                    _ = tasks.create_task(tenant.post_until(STORY_SECONDS))
+                    _ = tasks.create_task(tenant.post_until(self.until))
             self.kinesis.faults.clear()
             await asyncio.sleep(RECOVERY_SECONDS)
             await self.drained()
@@ -227,16 +261,20 @@ class _GatewayStory:
         if report.accepted < queued:
             false.append(f"{queued} acknowledged, {report.accepted} accepted")
         quiet = self.tenants[0]
-        if wrongly := {title: count for title, count in quiet.titles.items() if title not in NOBODY_FLOWS | DELIVERING}:
+        if wrongly := {
+            title: count
+            for title, count in quiet.titles.items()
+            if title not in NOBODY_FLOWS | DELIVERING | {OVER_RATE}
+        }:
             false.append(f"the quiet tenant was refused: {wrongly}")
         return false
 
 
-def run_gateway_story(seed: int) -> Run:
+def run_gateway_story(seed: int, less: Less = WHOLE) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
     with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
-        return run_in_world(lambda: _run(World(seed), disk, Path(folder)))
+        return run_in_world(lambda: _run(World(seed, less), disk, Path(folder)))
 
 
 async def _run(world: World, disk: Disk, folder: Path) -> Run:
@@ -246,4 +284,5 @@ async def _run(world: World, disk: Disk, folder: Path) -> Run:
         {f"{each.tenant.id[:5]} {status}": count for each in story.tenants for status, count in each.answers.items()}
     )
     faults = story.faults_on + story.disk_faults + [PAUSES] * world.has_pauses
-    return Run(faults, world.now(), story.made, len(story.transport.requests), outcomes, false)
+    requests = len(story.transport.requests)
+    return Run(faults, world.now(), story.made, requests, outcomes, false, *world_loop().trace())

@@ -14,7 +14,10 @@ OUTAGE_SECONDS, OUTAGE_REQUESTS = 5.0, 10
 
 
 class Run(NamedTuple):
-    """What a story did: faults, simulated seconds, records, requests to Kinesis, and the sentences that are false."""
+    """What a story did: faults, simulated seconds, records, requests to Kinesis, and the sentences that are false.
+
+    `steps` and `trace` are those of its loop (`WorldLoop.trace`).
+    """
 
     faults: list[str]
     seconds: float
@@ -22,6 +25,8 @@ class Run(NamedTuple):
     requests: int
     outcomes: Counter[str]
     false: list[str]
+    steps: int
+    trace: int
 
 
 class Put:

@@ -48,8 +48,8 @@ _TABLE = "kpl_core/coordination/lease_table.py"
 KNOWN_FAULTS = (
     # Faults of the product.
     KnownFault(
-        "a full disk: records are acknowledged that no store takes", "ef4f43b7", "gateway", _STAGES,
-        'if why is None or self.failure == "fail":', "if True:",
+        "a full disk: records are acknowledged that no store takes", "ef4f43b7", "gateway", _STORE,
+        'if self.state.failure != "fail" and not durable and not self._closing:', "if False:",
     ),
     KnownFault(
         "a disk that has room again is not tried", "ef4f43b7", "gateway", "kpl_core/producer/spool_watch.py",

@@ -6,13 +6,15 @@ A request takes effect at its own instant, also if its caller has stopped waitin
 import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from kpl_core.coordination import Listing, MemoryStore, Reading, StoreFailed, Written
-from tests.world.world_loop import WorldLoop
+from tests.world.world_loop import world_loop
 
 Returned = TypeVar("Returned")
+# Befalls the process, not its requests; see `World.pause_at_times`.
+PAUSES = "pauses"
 
 
 class Weather(NamedTuple):
@@ -44,6 +46,23 @@ class Weather(NamedTuple):
 CALM: Weather = Weather()
 
 
+class Less(NamedTuple):
+    """What a run leaves out of its story, so that a failure is easier to read.
+
+    Args:
+        without: names of faults.
+        seconds: the longest time with faults and clients.
+        clients: the most clients.
+    """
+
+    without: frozenset[str] = frozenset()
+    seconds: float = math.inf
+    clients: int = 1_000
+
+
+WHOLE = Less()
+
+
 class World:
     """The chance of one run, and the count of its transitions.
 
@@ -51,13 +70,18 @@ class World:
     event of the story.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, less: Less = WHOLE) -> None:
         self.seed = seed
+        self.less = less
         self.chance = random.Random(seed)
         # By a chance of their own, so that a story does not depend on them otherwise.
         self._pauses = random.Random(f"pauses of {seed}")
-        self.has_pauses = self._pauses.random() < 0.2
+        self.has_pauses = self._pauses.random() < 0.2 and PAUSES not in less.without
         self.transitions = 0
+
+    def drawn(self, names: Iterable[str], probability: float) -> list[str]:
+        """Return the faults of this run: each of these with a probability, but those that the run is without."""
+        return [name for name in names if self.chance.random() < probability and name not in self.less.without]
 
     @staticmethod
     def now() -> float:
@@ -69,9 +93,7 @@ class World:
             await asyncio.sleep(self._pauses.expovariate(0.1))
             if self.now() >= until:
                 return
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, WorldLoop)
-            loop.pause(self._pauses.choice([0.05, 1.0, 20.0]))
+            world_loop().pause(self._pauses.choice([0.05, 1.0, 20.0]))
 
 
 class StoreLink:

@@ -15,9 +15,9 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.transport import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from tests.world.invariants import Ledger, Put, Run, bounded, conserved, outage_is_said, shown, violations
-from tests.world.network import World
-from tests.world.service_faults import PAUSES, RAISES, SERVICE_FAULTS, arm, may_double
-from tests.world.world_loop import run_in_world
+from tests.world.network import PAUSES, WHOLE, Less, World
+from tests.world.service_faults import RAISES, SERVICE_FAULTS, arm, may_double
+from tests.world.world_loop import run_in_world, world_loop
 
 STREAM = "orders"
 # Seconds with faults, and until the service must have been found back: the longest break of a breaker and the longest
@@ -38,8 +38,9 @@ class Setting(NamedTuple):
     clients: int
 
 
-def draw(chance: random.Random) -> Setting:
+def draw(world: World) -> Setting:
     """Draw options and faults: a swarm, in which each run lacks most of them."""
+    chance = world.chance
     options: dict[str, Any] = {
         "aggregation_enabled": chance.random() < 0.6,
         "max_outstanding_records": chance.choice([20, 200, 5_000]),
@@ -55,21 +56,25 @@ def draw(chance: random.Random) -> Setting:
         "tiers": TierPolicy() if chance.random() < 0.3 else None,
         "fairness": FairnessPolicy() if chance.random() < 0.3 else None,
     }
-    faults = [name for name in (*SERVICE_FAULTS, RAISES) if chance.random() < 0.2]
+    faults = world.drawn((*SERVICE_FAULTS, RAISES), 0.2)
+    if chance.random() < 0.1:
+        # The rules of the order when shards change are tried by few of all combinations.
+        options |= {"ordering": "per_key", "aggregation_enabled": True}
+        faults = list(dict.fromkeys([*faults, *world.drawn(("splits", "merges"), 1.0)]))
     return Setting(
         Config(region="us-east-1", **options),
         chance.choice([1, 2, 5]),
         chance.choice([0.002, 0.02, 0.2]),
         faults,
-        chance.randint(1, 4),
+        min(chance.randint(1, 4), world.less.clients),
     )
 
 
-def run_story(seed: int) -> Run:
+def run_story(seed: int, less: Less = WHOLE) -> Run:
     """Run the story of a seed."""
     # The jitter of retries and breakers.
     random.seed(seed)
-    return run_in_world(lambda: _story(World(seed)))
+    return run_in_world(lambda: _story(World(seed, less)))
 
 
 class _Transport(FakeTransport):
@@ -192,13 +197,14 @@ class _Story:
 
     async def tell(self) -> None:
         """Run the story."""
+        until = min(STORY_SECONDS, self.world.less.seconds)
         async with Producer(self.setting.config, transport=self.transport) as producer:
             async with asyncio.TaskGroup() as tasks:
-                _ = tasks.create_task(self.faults(STORY_SECONDS))
-                _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
-                _ = tasks.create_task(self.flushes(producer, STORY_SECONDS))
+                _ = tasks.create_task(self.faults(until))
+                _ = tasks.create_task(self.world.pause_at_times(until))
+                _ = tasks.create_task(self.flushes(producer, until))
                 for number in range(self.setting.clients):
-                    _ = tasks.create_task(self.client(producer, f"client {number}", STORY_SECONDS))
+                    _ = tasks.create_task(self.client(producer, f"client {number}", until))
             self.kinesis.faults.clear()
             await asyncio.sleep(RECOVERY_SECONDS)
             last = [self.ledger.made(f"last {number}", 20) for number in range(LAST_RECORDS)]
@@ -221,9 +227,17 @@ class _Story:
 
 
 async def _story(world: World) -> Run:
-    setting = draw(world.chance)
+    setting = draw(world)
     story = _Story(world, setting)
     await story.tell()
     outcomes = Counter(result.error_code or "delivered" for result in story.ledger.results())
     faults = setting.faults + [PAUSES] * world.has_pauses
-    return Run(faults, world.now(), len(story.ledger.puts), len(story.transport.requests), outcomes, story.false)
+    return Run(
+        faults,
+        world.now(),
+        len(story.ledger.puts),
+        len(story.transport.requests),
+        outcomes,
+        story.false,
+        *world_loop().trace(),
+    )

@@ -22,8 +22,6 @@ from kpl_core.testing import (
 )
 
 PUT = "PutRecords"
-# Befalls the process, not its requests; see `World.pause_at_times`.
-PAUSES = "pauses"
 # The transport itself raises, before anything is sent.
 RAISES = "raising transport"
 # A shard that is closed again so soon may never have been listed.

@@ -1,6 +1,7 @@
 """Simulate a producer, one with a spool, and a gateway, seed by seed: `python -m tests.world.simulate`.
 
-It prints what happened, and for each sentence that is false the command that repeats its run.
+It prints what happened, and for each sentence that is false the command that repeats its run, once with the whole story
+and once with as little of it as the sentence needs.
 """
 
 import argparse
@@ -10,14 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from random import randrange
+from zlib import crc32
 
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Run
+from tests.world.network import WHOLE, Less
 from tests.world.producer_story import run_story
 from tests.world.spool_story import run_spool_story
 from tests.world.world_loop import fix_hash_seed
 
-STORIES: Mapping[str, Callable[[int], Run]] = {
+STORIES: Mapping[str, Callable[[int, Less], Run]] = {
     "producer": run_story,
     "spool": run_spool_story,
     "gateway": run_gateway_story,
@@ -33,37 +36,74 @@ def main() -> int:
     _ = parser.add_argument("--seed", type=int, default=randrange(MOST_SEED), help="the first seed; else any")
     _ = parser.add_argument("--seconds", type=float, default=0.0, help="for so many seconds of CPU time; else one seed")
     _ = parser.add_argument("--story", choices=STORIES, help="only this one")
+    _ = parser.add_argument("--without", default="", help="faults to leave out, with commas between them")
+    _ = parser.add_argument("--until", type=float, default=WHOLE.seconds, help="end of faults and clients, seconds")
+    _ = parser.add_argument("--clients", type=int, default=WHOLE.clients, help="the most clients")
     given = parser.parse_args()
     logging.disable()
+    less = Less(frozenset(filter(None, given.without.split(","))), given.until, given.clients)
     names = [given.story] if given.story else list(STORIES)
     began, runs, failures = time.process_time(), list[Run](), list[str]()
     seed = given.seed
     while not runs or time.process_time() - began < given.seconds:
         for name in names:
-            latest = told(name, seed)
-            failures += [f"{sentence}: {COMMAND} --story {name} --seed {seed}" for sentence in latest.false]
+            latest = told(name, seed, less)
             runs.append(latest)
+            if latest.false and len(failures) < SHOWN:
+                failures += [f"{sentence}: {command_of(name, seed, less)}" for sentence in latest.false]
+                failures.append(f"with less: {command_of(name, seed, shrunk(name, seed, less, latest))}")
         seed += 1
     sys.stdout.write(f"{summary(runs)}\nThe first seed is {given.seed}.\n")
-    sys.stderr.write("".join(f"{failure}\n" for failure in failures[:SHOWN]))
+    sys.stderr.write("".join(f"{failure}\n" for failure in failures))
     return 1 if failures else 0
 
 
-def told(name: str, seed: int) -> Run:
+def told(name: str, seed: int, less: Less = WHOLE) -> Run:
     """Run a story. An exception that ends it is false too."""
     try:
-        return STORIES[name](seed)
+        return STORIES[name](seed, less)
     except Exception as error:  # noqa: BLE001 - of any part of the product
-        return Run([], 0.0, 0, 0, Counter(), [f"the run ended with {error!r}"])
+        return Run([], 0.0, 0, 0, Counter(), [f"the run ended with {error!r}"], 0, 0)
+
+
+def shrunk(name: str, seed: int, less: Less, failed: Run, run: Callable[[str, int, Less], Run] = told) -> Less:
+    """Return what can be left out of a failed run, one after the other, while anything is still false."""
+
+    def or_before(tried: Less) -> Less:
+        return tried if run(name, seed, tried).false else less
+
+    for fault in failed.faults:
+        less = or_before(less._replace(without=less.without | {fault}))
+    for clients in (2, 1):
+        less = or_before(less._replace(clients=min(less.clients, clients)))
+    for seconds in (20.0, 10.0, 5.0, 2.0):
+        less = or_before(less._replace(seconds=min(less.seconds, seconds)))
+    return less
+
+
+def command_of(name: str, seed: int, less: Less) -> str:
+    """Return the command that repeats a run."""
+    words = [COMMAND, "--story", name, "--seed", str(seed)]
+    if less.without:
+        words.append(f'--without "{",".join(sorted(less.without))}"')
+    if less.seconds < WHOLE.seconds:
+        words.append(f"--until {less.seconds:g}")
+    if less.clients < WHOLE.clients:
+        words.append(f"--clients {less.clients}")
+    return " ".join(words)
 
 
 def summary(runs: list[Run]) -> str:
     """Return how much was simulated, and which faults and outcomes there were."""
     faults = Counter(name for run in runs for name in run.faults)
     outcomes = sum((run.outcomes for run in runs), Counter[str]())
+    steps, seconds = sum(run.steps for run in runs), sum(run.seconds for run in runs)
+    trace = 0
+    for run in runs:
+        trace = crc32(run.trace.to_bytes(4, "big"), trace)
     return "\n".join(
         [
-            f"{len(runs):,} runs, {sum(run.seconds for run in runs) / 3_600:.1f} simulated hours",
+            f"{len(runs):,} runs, {seconds / 3_600:.1f} simulated hours, {steps:,} steps, trace {trace:08x}",
             f"{sum(run.records for run in runs):,} records in {sum(run.requests for run in runs):,} requests",
             f"outcomes: {', '.join(f'{count:,} {name}' for name, count in outcomes.most_common())}",
             f"runs with each fault: {', '.join(f'{name} {count}' for name, count in sorted(faults.items()))}",

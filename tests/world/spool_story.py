@@ -18,10 +18,10 @@ from kpl_core.testing.fake_transport import FakeTransport
 from tests.support.consumers import read_everything
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
 from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, in_order, shown
-from tests.world.network import World
+from tests.world.network import PAUSES, WHOLE, Less, World
 from tests.world.producer_story import STREAM
-from tests.world.service_faults import PAUSES, SERVICE_FAULTS, arm
-from tests.world.world_loop import run_in_world
+from tests.world.service_faults import SERVICE_FAULTS, arm
+from tests.world.world_loop import run_in_world, world_loop
 
 STORY_SECONDS = 30.0
 # With ordering per key, a record of each of the keys is in flight, for 0.1 s in the buffer and a round trip.
@@ -34,8 +34,9 @@ class _SpoolStory:
         chance = world.chance
         self.world, self.chance, self.disk, self.folder = world, chance, disk, folder
         self.path = folder / "spool.db"
-        self.service_faults = [name for name in SERVICE_FAULTS if chance.random() < 0.2]
-        self.disk_faults = [name for name in (*DISK_FAULTS, SLOW_DISK) if chance.random() < 0.4]
+        self.service_faults = world.drawn(SERVICE_FAULTS, 0.2)
+        self.disk_faults = world.drawn((*DISK_FAULTS, SLOW_DISK), 0.4)
+        self.until = min(STORY_SECONDS, world.less.seconds)
         self.writes_ahead = chance.random() < 0.5
         self.ttl_ms = chance.choice([2_000.0, 10_000.0])
         self.options: dict[str, Any] = {
@@ -98,7 +99,7 @@ class _SpoolStory:
             await asyncio.sleep(chance.expovariate(0.3))
 
     async def power_cut(self) -> None:
-        await asyncio.sleep(self.chance.uniform(1.0, STORY_SECONDS))
+        await asyncio.sleep(self.chance.uniform(1.0, self.until))
         self.is_cut = True
         self.durable += [put for put, result in self.ledger.with_results() if result.kept == "spooled"]
         _ = copy_of(self.path, self.folder / "cut.db")
@@ -106,12 +107,12 @@ class _SpoolStory:
     async def tell(self) -> None:
         async with Producer(self.config(self.path), transport=self.transport) as producer:
             async with asyncio.TaskGroup() as tasks:
-                _ = tasks.create_task(self.faults(STORY_SECONDS))
-                _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, STORY_SECONDS))
+                _ = tasks.create_task(self.faults(self.until))
+                _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, self.until))
                 _ = tasks.create_task(self.power_cut())
-                _ = tasks.create_task(self.world.pause_at_times(STORY_SECONDS))
-                for number in range(self.chance.randint(1, 3)):
-                    _ = tasks.create_task(self.client(producer, f"client {number}", STORY_SECONDS))
+                _ = tasks.create_task(self.world.pause_at_times(self.until))
+                for number in range(min(self.chance.randint(1, 3), self.world.less.clients)):
+                    _ = tasks.create_task(self.client(producer, f"client {number}", self.until))
             self.kinesis.faults.clear()
             await self.drained(producer)
             self.check(producer)
@@ -162,11 +163,11 @@ class _SpoolStory:
             self.false.append(f"the books do not close: {report}")
 
 
-def run_spool_story(seed: int) -> Run:
+def run_spool_story(seed: int, less: Less = WHOLE) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
     with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
-        return run_in_world(lambda: _story(World(seed), disk, Path(folder)))
+        return run_in_world(lambda: _story(World(seed, less), disk, Path(folder)))
 
 
 async def _story(world: World, disk: Disk, folder: Path) -> Run:
@@ -180,4 +181,5 @@ async def _story(world: World, disk: Disk, folder: Path) -> Run:
         len(story.transport.requests),
         outcomes,
         story.false,
+        *world_loop().trace(),
     )

@@ -12,6 +12,7 @@ import selectors
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
+from zlib import crc32
 
 _FileObject = Any
 Returned = TypeVar("Returned")
@@ -27,6 +28,8 @@ class _ClockSelector(selectors.BaseSelector):
 
     def __init__(self) -> None:
         self.now = 0.0
+        # How often the loop has run what was ready, and a checksum of these instants.
+        self.steps = self.trace = 0
         self._keys: dict[_FileObject, selectors.SelectorKey] = {}
 
     def register(self, fileobj: _FileObject, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -42,6 +45,8 @@ class _ClockSelector(selectors.BaseSelector):
             message = "every task waits, and no timer is left"
             raise WorldStopped(message)
         self.now += max(0.0, timeout)
+        self.steps += 1
+        self.trace = crc32(repr(self.now).encode(), self.trace)
         return []
 
     def get_map(self) -> Mapping[_FileObject, selectors.SelectorKey]:
@@ -58,9 +63,20 @@ class WorldLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now
 
+    def trace(self) -> tuple[int, int]:
+        """Return how many steps the loop has made, and a checksum of their instants: equal runs have equal ones."""
+        return self._clock.steps, self._clock.trace
+
     def pause(self, seconds: float) -> None:
         """Stop the process for so long, as SIGSTOP and a paused machine do: afterwards all its timers are late."""
         self._clock.now += seconds
+
+
+def world_loop() -> WorldLoop:
+    """Return the loop that runs."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, WorldLoop)
+    return loop
 
 
 def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:

@@ -322,6 +322,7 @@ class Admission:
             # A tenant learns the code alone: messages name endpoints and roles.
             cause = f"requests to Kinesis fail ({_CAUSES.get(code, code)})" if code else "requests to Kinesis fail"
             detail = f"the circuit breaker of stream {stream} is open, because {cause}"
+            account.count_shed(records, now)
             raise Refused(Refusal.BREAKER_OPEN, detail, retry_after=self._breaker_seconds)
         if (account.share_schedule and account.share_schedule.is_reserved(now)) or (
             not is_critical and self._load_shedder.rejects(account, now)
@@ -333,6 +334,7 @@ class Admission:
         if isinstance(error, BufferFull):
             return self._buffer_full(account, count, size_bytes, error, now)
         if isinstance(error, NotSpooled):
+            account.count_shed(count, now)
             return Refused(Refusal.NOT_SPOOLED, f"{error}; none of this request was accepted")
         if isinstance(error, ProducerClosed):
             reason = "is shutting down" if self._producer.failure is None else "has failed and must be restarted"

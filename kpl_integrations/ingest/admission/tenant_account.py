@@ -31,7 +31,7 @@ class TenantAccount:
         self.share_schedule = RetryAfterScheduler(chance)
         # While the tenant's share of the queue is full, records are admitted at the rate at which they leave it.
         self.admitted = DrainRate(now)
-        # With what was over its share of the queue. Otherwise the tenants that fill the buffer would soon have no rate.
+        # With what was shed. Otherwise the tenants that fill the buffer would soon have no rate.
         self.offered = DrainRate(now)
         self.shed_records = 0
         self.keys = keys
@@ -57,7 +57,7 @@ class TenantAccount:
             self.offered.observe(self.accepted_records + self.shed_records, now)
 
     def count_shed(self, records: int, now: float) -> None:
-        """Count records that were refused because they were over the tenant's share of the queue."""
+        """Count records that were refused: over their share of the queue, or because Kinesis or the disk fails."""
         self.shed_records += records
         self.offered.observe(self.accepted_records + self.shed_records, now)
 

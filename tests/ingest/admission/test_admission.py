@@ -321,3 +321,13 @@ async def test_the_refusal_of_an_open_breaker_names_the_cause(fault: Effect, cau
     assert answer.json()["detail"] == (
         f"the circuit breaker of stream {STREAM} is open, because requests to Kinesis fail ({cause})"
     )
+
+
+async def test_what_is_refused_during_an_outage_counts_as_offered() -> None:
+    """After an outage a noisy tenant had no rate, and a quiet one was refused in its place."""
+    transport = FakeTransport(FakeKinesis({STREAM: 1}))
+    async with open_gateway(transport, KnownTenants(*TENANTS), aggregation_enabled=False) as gateway:
+        assert (await breaker_open(gateway)).json()["title"] == "The stream does not answer"
+        account = gateway.opened.accounts.find("acme")
+        assert account is not None
+        assert account.shed_records == 20
