@@ -53,7 +53,7 @@ class GatewayConnection(HttpConnection):
         """Return a subclass for the connections of a gateway, because the server makes them itself."""
         members = {
             "requests": gateway,
-            "batch": RequestBatch(gateway),
+            "batch": RequestBatch(gateway, gateway.read_turns),
             "turns": gateway.read_turns,
             "header_seconds": settings.header_seconds,
             "max_header_bytes": settings.max_header_bytes,
@@ -82,6 +82,7 @@ class GatewayConnection(HttpConnection):
 
     def feed(self, data: bytes) -> None:
         """Answer requests with the cached head. Otherwise feed the parser, and release an incomplete request."""
+        self._flush()
         if self._cached is not None:
             if self.turns.is_attentive and self._answer_cached(self._cached, data):
                 return
@@ -108,7 +109,7 @@ class GatewayConnection(HttpConnection):
             return False
         if cached.head.authorization != self.reader.authorization and self._note(cached.head):
             cached.keep_credentials()
-        if self._may_batch and not self.turns.is_active and self.batch.takes(body):
+        if self._may_batch and not self.reader.may_be_refused and self.batch.takes(body):
             self._is_batched = True
             self.batch.add((self, cached.head, body, data))
             return True

@@ -314,10 +314,14 @@ class ConnectionReader:
             self._has_tenant = True
             self.owner = flow, self.weight
 
+    @property
+    def may_be_refused(self) -> bool:
+        """True if the request whose tenant was claimed last cannot wait, and is refused if above its tenant's share."""
+        return self.turns.is_active and (self.is_refusing or self.is_shared or self.flow != self.owner[0])
+
     def refuses(self) -> bool:
         """Return True if the request whose tenant was claimed last is above its tenant's share and cannot wait."""
-        cannot_wait = self.is_shared or self.flow != self.owner[0]
-        return self.is_refusing or (cannot_wait and not self.turns.may_run(self.flow))
+        return self.is_refusing or (self.may_be_refused and not self.turns.may_run(self.flow))
 
     def receive(self, data: bytes) -> None:
         """Feed received bytes to the connection, or keep them until its turn."""

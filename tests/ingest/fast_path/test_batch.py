@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -308,18 +309,34 @@ class TestOneIteration:
             assert statuses(made) == [b"202"] * 3
             assert groups == []
 
-    async def test_requests_are_answered_at_once_while_connections_take_turns(self, groups):
-        async with lines(3) as (_, made):
+    async def test_while_connections_take_turns_their_tenant_is_charged_when_their_records_are_put(self, groups):
+        async with lines(4) as (_, made):
             turns = made[0].protocol.turns
-            read_together(made, ["one"] * 3)
+            read_together(made, ["one"] * 4)
             turns.is_attentive = True
             await settle()
-            assert (statuses(made), groups) == ([b"202"] * 3, [3])
+            assert (statuses(made), groups) == ([b"202"] * 4, [4])
             machine: Any = turns._turns  # noqa: SLF001 - as after a standing delay
             machine.is_active = True
-            read_together(made, ["one"] * 3)
-            assert (statuses(made), groups) == ([b"202"] * 6, [3])
-            assert turns.cpu_seconds["plain"] > 0.0
+            # The connection of a proxy cannot wait for a turn, so each of its requests may have to be refused.
+            made[3].protocol.reader.is_shared = True
+            read_together(made, ["one"] * 4)
+            assert (statuses(made), groups) == ([b"202"] * 5, [4])
+            read = turns.cpu_seconds["plain"]
+            await settle()
+            assert (statuses(made), groups) == ([b"202"] * 8, [4, 3])
+            assert turns.cpu_seconds["plain"] > read > 0.0
+            machine.is_active = False
+
+    async def test_pipelined_requests_of_a_turn_are_answered_in_their_order(self, groups):
+        async with lines(2) as (_, made):
+            machine: Any = made[0].protocol.turns._turns  # noqa: SLF001 - as above
+            machine.is_active = True
+            for line in made:
+                line.protocol.turns.is_attentive = True
+                line.protocol.reader._run(deque([ASKED["one"], ASKED["a number"], ASKED["one"]]), 1.0)  # noqa: SLF001
+            await settle()
+            assert statuses(made) == [b"202"] * 6
             machine.is_active = False
 
 
