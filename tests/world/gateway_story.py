@@ -28,7 +28,7 @@ from tests.world.world_loop import run_in_world, world_loop
 STORY_SECONDS, RECOVERY_SECONDS = 30.0, 15.0
 CLOSE_SECONDS = 60.0
 # Of what is in the spool after the last fault.
-DRAIN_SECONDS = 150.0
+DRAIN_SECONDS = 400.0
 QUIET_PER_SECOND = 10.0
 QUIET_QUOTA, QUOTA_BURST_SECONDS = 15.0, 4.0
 OVER_RATE = "Over the tenant's rate"

@@ -139,3 +139,17 @@ async def test_the_same_body_with_another_decoding_field_is_another_request(head
         assert (await client.call("POST", path, b"{}", headers=again)).status == 202
         assert (await client.call("POST", path, b"{}", headers={**headers, **other, **key})).status == 422
         assert gateway.producer.report().accepted == 1
+
+
+def test_a_thousand_answers_about_fifty_delivered_records_are_remembered():
+    """They took 6 MB, so after an outage a key was forgotten in 0.3 s, and its records were put twice."""
+    keys = IdempotencyWindow(most_keys=1_000, seconds=600.0)
+    answers = []
+    for number in range(1_000):
+        # Each record has its own sequence number: the worst case.
+        results = [(str(10**55 + 7**number * 1_000 + index), f"shardId-{index % 4:012d}") for index in range(50)]
+        answers.append(StoredAnswer(200, repr(results).encode()))
+        assert keys.begin(str(number), b"1", 0.0) is None
+        keys.finish(str(number), answers[-1], 0.0)
+    assert len(answers[0].body) > 4_000
+    assert [keys.begin(str(number), b"1", 1.0) for number in range(1_000)] == answers
