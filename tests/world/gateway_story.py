@@ -22,7 +22,7 @@ from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, world_disk
 from tests.world.invariants import Run
 from tests.world.network import PAUSES, WHOLE, Less, World
-from tests.world.service_faults import SERVICE_FAULTS, arm, may_double
+from tests.world.service_faults import PASSING_FAULTS, arm, may_double
 from tests.world.world_loop import run_in_world, world_loop
 
 STORY_SECONDS, RECOVERY_SECONDS = 30.0, 15.0
@@ -151,7 +151,7 @@ class _GatewayStory:
         chance = world.chance
         self.world, self.disk = world, disk
         self.until = min(STORY_SECONDS, world.less.seconds)
-        self.faults_on = world.drawn(SERVICE_FAULTS, 0.2)
+        self.faults_on = world.drawn(PASSING_FAULTS, 0.2)
         self.has_spool = chance.random() < 0.4
         self.disk_faults = world.drawn((*DISK_FAULTS, SLOW_DISK), 0.4) if self.has_spool else []
         self.false: list[str] = []

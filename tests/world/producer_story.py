@@ -51,6 +51,7 @@ def draw(world: World) -> Setting:
         "connect_timeout_ms": 500,
         "ordering": chance.choice(["none", "none", "per_key"]),
         "adaptive_rate": chance.random() < 0.8,
+        "fail_if_throttled": chance.random() < 0.1,
         "max_record_size": 1_048_576,
         "breaker": BreakerPolicy() if chance.random() < 0.5 else None,
         "tiers": TierPolicy() if chance.random() < 0.3 else None,

@@ -36,12 +36,14 @@ class ServiceFault(NamedTuple):
         operation: of the requests that it befalls; None for records.
         doubles: True if records may be stored without an answer that says so, so that a retry stores them again.
         once: True if it happens once, and not for a while.
+        is_final: True if no retry helps, so that records fail.
     """
 
     draw: Callable[[random.Random], Effect]
     operation: str | None = PUT
     doubles: bool = False
     once: bool = False
+    is_final: bool = False
 
 
 SERVICE_FAULTS: Mapping[str, ServiceFault] = {
@@ -59,8 +61,12 @@ SERVICE_FAULTS: Mapping[str, ServiceFault] = {
     "cut answers": ServiceFault(lambda _: BadBody(), doubles=True),
     "splits": ServiceFault(lambda _: SplitDuringRequest(), once=True),
     "merges": ServiceFault(lambda _: MergeDuringRequest(), once=True),
+    "invalid requests": ServiceFault(lambda _: ErrorAnswer("InvalidArgumentException"), is_final=True),
+    "refused signatures": ServiceFault(lambda _: ErrorAnswer("InvalidSignatureException"), is_final=True),
     "no listings": ServiceFault(lambda _: ErrorAnswer("LimitExceededException"), "ListShards"),
 }
+# A spool keeps what is refused for good as a dead letter, and these stories have none.
+PASSING_FAULTS = [name for name, fault in SERVICE_FAULTS.items() if not fault.is_final]
 
 
 def arm(faults: Faults, name: str, chance: random.Random, *, now: float, seconds: float) -> None:

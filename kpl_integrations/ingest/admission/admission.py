@@ -38,6 +38,8 @@ Counts = Sequence[int] | None
 # the average rate; the strictest step first.
 SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
 _SHEDDER_INTERVAL_SECONDS: Final = 0.25
+# With less of the buffer free, a refused tenant hears that there is no room, and not that its share is used up.
+_ROOM_TO_SHARE: Final = 0.01
 # Requests above a share of CPU time are asked to come back within so many seconds.
 _MOST_CPU_RETRY_SECONDS: Final = 3
 # The producer's own codes in the words of a client. Others are Kinesis' own.
@@ -366,7 +368,10 @@ class Admission:
     ) -> Refused:
         """Return the refusal for a full buffer: over the tenant's share, too large for the buffer, or no room."""
         limit = self._producer.buffer_limit
-        if limit.has_room(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
+        free_records, free_bytes = limit.free_for(account.tenant.tier)
+        # Below this no share is worth its name: a tenant with four waiting records would be above its own.
+        is_full = free_records < _ROOM_TO_SHARE * limit.max_records or free_bytes < _ROOM_TO_SHARE * limit.max_bytes
+        if not is_full and limit.has_room(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
             return self._over_queue_share(account, count, now)
         if not limit.could_hold(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
             # A retry could never succeed.

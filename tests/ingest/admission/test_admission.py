@@ -11,6 +11,7 @@ import http_sf
 import pytest
 
 from kpl_core import SpoolOptions
+from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.testing import Effect, ErrorAnswer, FakeKinesis, FakeTransport, ResetBeforeCommit, When
 from kpl_integrations.ingest import REFUSALS, IngestGateway, Refusal, load_settings
 from kpl_integrations.ingest.http.answers import REGISTERED_TYPES
@@ -331,3 +332,19 @@ async def test_what_is_refused_during_an_outage_counts_as_offered() -> None:
         account = gateway.opened.accounts.find("acme")
         assert account is not None
         assert account.shed_records == 20
+
+
+async def test_in_a_buffer_that_others_have_filled_a_tenant_with_few_records_hears_that_there_is_no_room(
+    monkeypatch,
+) -> None:
+    """It heard that its share was used up: it had more records waiting than there was room left."""
+    # No record may leave the queue.
+    monkeypatch.setattr(FairIntake, "all_let_pass", lambda _: False)
+    monkeypatch.setattr(FairIntake, "is_open", lambda *_: False)
+    transport = FakeTransport(FakeKinesis({STREAM: 1}))
+    async with open_gateway(transport, KnownTenants(*TENANTS), max_outstanding_records=1_000) as gateway:
+        limit = gateway.producer.buffer_limit
+        limit.reserve(records=limit.free_for("normal")[0] - 8, size_bytes=1_000)
+        client = Client(gateway, "acme")
+        answers = [await client.post(ONE) for _ in range(8)]
+        assert [answer.json().get("title") for answer in answers] == [None] * 5 + ["Out of room"] * 3
