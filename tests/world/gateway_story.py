@@ -21,7 +21,7 @@ from tests.support.consumers import read_as_kcl, read_everything
 from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, world_disk
 from tests.world.invariants import Run
-from tests.world.network import PAUSES, WHOLE, Less, World
+from tests.world.network import WHOLE, Less, World
 from tests.world.service_faults import PASSING_FAULTS, arm, may_double
 from tests.world.world_loop import run_in_world, world_loop
 
@@ -217,7 +217,7 @@ class _GatewayStory:
             async with asyncio.TaskGroup() as tasks:
                 _ = tasks.create_task(self.faults(self.until))
                 _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, self.until))
-                _ = tasks.create_task(self.world.pause_at_times(self.until))
+                _ = tasks.create_task(self.world.befall(self.until))
                 for tenant in self.tenants:
                     _ = tasks.create_task(tenant.post_until(self.until))
             self.kinesis.faults.clear()
@@ -283,6 +283,6 @@ async def _run(world: World, disk: Disk, folder: Path) -> Run:
     outcomes = Counter(
         {f"{each.tenant.id[:5]} {status}": count for each in story.tenants for status, count in each.answers.items()}
     )
-    faults = story.faults_on + story.disk_faults + [PAUSES] * world.has_pauses
+    faults = story.faults_on + story.disk_faults + world.own_faults
     requests = len(story.transport.requests)
     return Run(faults, world.now(), story.made, requests, outcomes, false, *world_loop().trace())

@@ -13,8 +13,8 @@ from kpl_core.coordination import Listing, MemoryStore, Reading, StoreFailed, Wr
 from tests.world.world_loop import world_loop
 
 Returned = TypeVar("Returned")
-# Befalls the process, not its requests; see `World.pause_at_times`.
-PAUSES = "pauses"
+# These befall the process, not its requests; see `World.befall`.
+PAUSES, CLOCK_STEPS = "pauses", "clock steps"
 
 
 class Weather(NamedTuple):
@@ -77,7 +77,14 @@ class World:
         # By a chance of their own, so that a story does not depend on them otherwise.
         self._pauses = random.Random(f"pauses of {seed}")
         self.has_pauses = self._pauses.random() < 0.2 and PAUSES not in less.without
+        self._steps = random.Random(f"clock steps of {seed}")
+        self.has_clock_steps = self._steps.random() < 0.2 and CLOCK_STEPS not in less.without
         self.transitions = 0
+
+    @property
+    def own_faults(self) -> list[str]:
+        """What befalls the process in this run."""
+        return [PAUSES] * self.has_pauses + [CLOCK_STEPS] * self.has_clock_steps
 
     def drawn(self, names: Iterable[str], probability: float) -> list[str]:
         """Return the faults of this run: each of these with a probability, but those that the run is without."""
@@ -87,8 +94,20 @@ class World:
     def now() -> float:
         return asyncio.get_running_loop().time()
 
-    async def pause_at_times(self, until: float) -> None:
-        """Let the process of the world stand still now and then, until then, if it does that in this run."""
+    async def befall(self, until: float) -> None:
+        """Let the process stand still, and its system's clock be set, now and then until then, if this run has that."""
+        async with asyncio.TaskGroup() as tasks:
+            _ = tasks.create_task(self._pause_at_times(until))
+            _ = tasks.create_task(self._set_clock_at_times(until))
+
+    async def _set_clock_at_times(self, until: float) -> None:
+        while self.has_clock_steps:
+            await asyncio.sleep(self._steps.expovariate(0.2))
+            if self.now() >= until:
+                return
+            world_loop().wall_error += self._steps.choice([-3_600.0, -5.0, 0.5, 5.0, 86_400.0])
+
+    async def _pause_at_times(self, until: float) -> None:
         while self.has_pauses:
             await asyncio.sleep(self._pauses.expovariate(0.1))
             if self.now() >= until:

@@ -15,7 +15,7 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.transport import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from tests.world.invariants import Ledger, Put, Run, bounded, conserved, outage_is_said, shown, violations
-from tests.world.network import PAUSES, WHOLE, Less, World
+from tests.world.network import WHOLE, Less, World
 from tests.world.service_faults import RAISES, SERVICE_FAULTS, arm, may_double
 from tests.world.world_loop import run_in_world, world_loop
 
@@ -96,12 +96,19 @@ class _Transport(FakeTransport):
             answer = await super().put_records(request)
         finally:
             now = World.now()
-            if answer is not None and not isinstance(answer, RequestFailure) and len(answer) == len(request.records):
+            if answer is not None and _is_known(answer, len(request.records)):
                 self.failed_requests, self.failing_since = 0, math.inf
             else:
                 self.failed_requests += 1
                 self.failing_since = min(self.failing_since, now)
         return answer
+
+
+def _is_known(answer: PutRecordsAnswer, records: int) -> bool:
+    """Return True for an answer that no breaker counts as a failure of the stream."""
+    if isinstance(answer, RequestFailure):
+        return answer.code in {"InvalidArgumentException", "InvalidSignatureException"}
+    return len(answer) == records
 
 
 class _Story:
@@ -202,7 +209,7 @@ class _Story:
         async with Producer(self.setting.config, transport=self.transport) as producer:
             async with asyncio.TaskGroup() as tasks:
                 _ = tasks.create_task(self.faults(until))
-                _ = tasks.create_task(self.world.pause_at_times(until))
+                _ = tasks.create_task(self.world.befall(until))
                 _ = tasks.create_task(self.flushes(producer, until))
                 for number in range(self.setting.clients):
                     _ = tasks.create_task(self.client(producer, f"client {number}", until))
@@ -232,7 +239,7 @@ async def _story(world: World) -> Run:
     story = _Story(world, setting)
     await story.tell()
     outcomes = Counter(result.error_code or "delivered" for result in story.ledger.results())
-    faults = setting.faults + [PAUSES] * world.has_pauses
+    faults = setting.faults + world.own_faults
     return Run(
         faults,
         world.now(),

@@ -18,7 +18,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from tests.support.consumers import read_everything
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
 from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, in_order, shown
-from tests.world.network import PAUSES, WHOLE, Less, World
+from tests.world.network import WHOLE, Less, World
 from tests.world.producer_story import STREAM
 from tests.world.service_faults import PASSING_FAULTS, arm
 from tests.world.world_loop import run_in_world, world_loop
@@ -111,7 +111,7 @@ class _SpoolStory:
                 _ = tasks.create_task(self.faults(self.until))
                 _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, self.until))
                 _ = tasks.create_task(self.power_cut())
-                _ = tasks.create_task(self.world.pause_at_times(self.until))
+                _ = tasks.create_task(self.world.befall(self.until))
                 for number in range(min(self.chance.randint(1, 3), self.world.less.clients)):
                     _ = tasks.create_task(self.client(producer, f"client {number}", self.until))
             self.kinesis.faults.clear()
@@ -176,7 +176,7 @@ async def _story(world: World, disk: Disk, folder: Path) -> Run:
     await story.tell()
     outcomes = Counter(result.error_code or "delivered" for _, result in story.ledger.with_results())
     return Run(
-        story.service_faults + story.disk_faults + [PAUSES] * world.has_pauses,
+        story.service_faults + story.disk_faults + world.own_faults,
         world.now(),
         len(story.ledger.puts),
         len(story.transport.requests),

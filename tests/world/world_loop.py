@@ -10,13 +10,18 @@ import asyncio
 import os
 import selectors
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 from zlib import crc32
 
+import pytest
+
 _FileObject = Any
 Returned = TypeVar("Returned")
 HASH_SEED = "0"
+# Seconds since 1970.
+EPOCH = 1_800_000_000.0
 
 
 class WorldStopped(RuntimeError):  # noqa: N818 - the name says what happened
@@ -58,10 +63,16 @@ class WorldLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._clock = _ClockSelector()
+        # By how much the system's clock was set, seconds; the loop's own clock cannot be set.
+        self.wall_error = 0.0
         super().__init__(self._clock)
 
     def time(self) -> float:
         return self._clock.now
+
+    def wall_clock(self) -> float:
+        """Return what `time.time` is in this world."""
+        return EPOCH + self._clock.now + self.wall_error
 
     def trace(self) -> tuple[int, int]:
         """Return how many steps the loop has made, and a checksum of their instants: equal runs have equal ones."""
@@ -80,8 +91,10 @@ def world_loop() -> WorldLoop:
 
 
 def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
-    """Run an async function on a loop of its own, which begins at 0.0."""
-    with asyncio.Runner(loop_factory=WorldLoop) as runner:
+    """Run an async function on a loop of its own, which begins at 0.0; `time.time` follows it."""
+    loop = WorldLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", loop.wall_clock)
         return runner.run(main())
 
 
