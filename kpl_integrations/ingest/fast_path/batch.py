@@ -9,8 +9,8 @@ received bytes.
 A group of requests is accepted as a whole or not at all. If anything about it is not ordinary, nothing has happened,
 and each request is answered alone. So every answer, count and refusal is that of a request without a batch.
 
-While connections are read in turns, the CPU time of a group is charged when it has been put. So the turns learn of it
-64 requests late at most, which is less than one round.
+While connections are read in turns, only those whose turn it is wait for each other. The CPU time of a group is charged
+when it has been put, so the turns learn of it 64 requests late at most, which is less than one round.
 """
 
 import logging

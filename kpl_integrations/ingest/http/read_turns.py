@@ -277,7 +277,7 @@ def _run_turn(reader: "ConnectionReader", *, is_overdue: bool) -> None:
 class ConnectionReader:
     """One connection: its tenant, and the received bytes that wait for its turn."""
 
-    __slots__ = ("_body_timer", "_has_tenant", "_is_known", "_paused", "_paused_at", "_started", "address",
+    __slots__ = ("_body_timer", "_has_tenant", "_has_turn", "_is_known", "_paused", "_paused_at", "_started", "address",
                  "authorization", "connection", "flow", "is_refusing", "is_shared", "owner", "turns",
                  "weight")  # fmt: skip
 
@@ -298,7 +298,7 @@ class ConnectionReader:
         self._paused_at = 0.0
         # While received bytes are fed: the time since which CPU time is not charged yet.
         self._started: float | None = None
-        self.is_refusing = False
+        self.is_refusing = self._has_turn = False
         self._body_timer: anyio.CancelScope | None = None
 
     def claim(self, tenant: Tenant | None) -> None:
@@ -315,13 +315,21 @@ class ConnectionReader:
             self.owner = flow, self.weight
 
     @property
-    def may_be_refused(self) -> bool:
-        """True if the request whose tenant was claimed last cannot wait, and is refused if above its tenant's share."""
-        return self.turns.is_active and (self.is_refusing or self.is_shared or self.flow != self.owner[0])
+    def may_wait(self) -> bool:
+        """Whether the request whose tenant was claimed last may wait for those of other connections.
+
+        While connections take turns, one may that has waited for its turn. One that runs at once is of a tenant with
+        little load: it would wait for a whole round.
+        """
+        return not self.turns.is_active or (self._has_turn and not self.is_refusing and not self._cannot_wait)
+
+    @property
+    def _cannot_wait(self) -> bool:
+        return self.is_shared or self.flow != self.owner[0]
 
     def refuses(self) -> bool:
         """Return True if the request whose tenant was claimed last is above its tenant's share and cannot wait."""
-        return self.is_refusing or (self.may_be_refused and not self.turns.may_run(self.flow))
+        return self.is_refusing or (self._cannot_wait and not self.turns.may_run(self.flow))
 
     def receive(self, data: bytes) -> None:
         """Feed received bytes to the connection, or keep them until its turn."""
@@ -352,10 +360,11 @@ class ConnectionReader:
         """Feed some of the kept bytes. Pause again if some are left, else resume reading."""
         pieces = self._end_pause()
         self.is_refusing = is_overdue and self._is_known
+        self._has_turn = True
         try:
             self._run(pieces, 0.0 if is_overdue else _TURN_SECONDS)
         finally:
-            self.is_refusing = False
+            self.is_refusing = self._has_turn = False
 
     def close(self) -> None:
         """Forget a lost connection and its kept bytes. It receives nothing any more."""

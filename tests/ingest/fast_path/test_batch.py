@@ -318,13 +318,19 @@ class TestOneIteration:
             assert (statuses(made), groups) == ([b"202"] * 4, [4])
             machine: Any = turns._turns  # noqa: SLF001 - as after a standing delay
             machine.is_active = True
+            # Those that need not wait for a turn are answered at once.
+            read_together(made, ["one"] * 4)
+            assert (statuses(made), groups) == ([b"202"] * 8, [4])
             # The connection of a proxy cannot wait for a turn, so each of its requests may have to be refused.
             made[3].protocol.reader.is_shared = True
-            read_together(made, ["one"] * 4)
-            assert (statuses(made), groups) == ([b"202"] * 5, [4])
+            for line in made:
+                line.protocol.reader._pause(deque([ASKED["one"]]))  # noqa: SLF001 - as above its share
+                turns.leave(line.protocol.reader)
+                line.protocol.reader.run_turn(is_overdue=False)
+            assert (statuses(made), groups) == ([b"202"] * 9, [4])
             read = turns.cpu_seconds["plain"]
             await settle()
-            assert (statuses(made), groups) == ([b"202"] * 8, [4, 3])
+            assert (statuses(made), groups) == ([b"202"] * 12, [4, 3])
             assert turns.cpu_seconds["plain"] > read > 0.0
             machine.is_active = False
 
@@ -334,7 +340,10 @@ class TestOneIteration:
             machine.is_active = True
             for line in made:
                 line.protocol.turns.is_attentive = True
-                line.protocol.reader._run(deque([ASKED["one"], ASKED["a number"], ASKED["one"]]), 1.0)  # noqa: SLF001
+                pieces = deque([ASKED["one"], ASKED["a number"], ASKED["one"]])
+                line.protocol.reader._pause(pieces)  # noqa: SLF001 - as above
+                line.protocol.turns.leave(line.protocol.reader)
+                line.protocol.reader.run_turn(is_overdue=False)
             await settle()
             assert statuses(made) == [b"202"] * 6
             machine.is_active = False
