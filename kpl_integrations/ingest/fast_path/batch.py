@@ -14,8 +14,8 @@ when it has been put, so the turns learn of it 64 requests late at most, which i
 """
 
 import logging
-import time
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, Protocol
 
 from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, Requests, encoded
@@ -70,14 +70,11 @@ class RequestBatch:
         """Answer all waiting requests."""
         waiting, self._waiting = self._waiting, []
         for group in _groups(waiting):
-            started = time.thread_time() if self._turns.is_active else None
-            answer = self._answer_to(group) if len(group) > 1 else None
-            for request in group:
-                request[0].answer_batched(request, answer)
-            if started is not None:
-                # All of them are of one tenant.
-                reader = group[0][0].reader
-                self._turns.charge(reader.flow, reader.weight, time.thread_time() - started)
+            # All of them are of one tenant.
+            with self._turns.charged(group[0][0].reader) if self._turns.is_active else nullcontext():
+                answer = self._answer_to(group) if len(group) > 1 else None
+                for request in group:
+                    request[0].answer_batched(request, answer)
 
     def _answer_to(self, group: Sequence[BatchedRequest]) -> EncodedAnswer | None:
         _, head, _, _ = group[0]

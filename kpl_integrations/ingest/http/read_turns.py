@@ -24,7 +24,8 @@ import re
 import select
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import anyio
@@ -123,6 +124,8 @@ class ReadTurns:
         )
         self._is_ticking = self._has_round = self._has_ended = False
         self._due = self._used = 0.0
+        # The connection whose received bytes are being fed.
+        self.running: ConnectionReader | None = None
         self._requests: Callable[[], int] = int
         self._ticks, self._seen_requests = 0, -1
         self._probes_left = _MOST_PROBES
@@ -155,6 +158,20 @@ class ReadTurns:
         """Return True if a probe need not wait. A flood of probes has to."""
         self._probes_left -= 1
         return self._probes_left >= 0
+
+    @contextmanager
+    def charged(self, reader: "ConnectionReader") -> Iterator[None]:
+        """Charge the CPU time of this block to the tenant of a connection, and not to that of the one being read."""
+        running, started = self.running, time.thread_time()
+        if running is not None:
+            running.settle(started)
+        try:
+            yield
+        finally:
+            now = time.thread_time()
+            self.charge(reader.flow, reader.weight, now - started)
+            if running is not None:
+                running.started = now
 
     def charge(self, flow: Hashable, weight: float, seconds: float) -> None:
         """Add CPU time that a request has used."""
@@ -277,8 +294,8 @@ def _run_turn(reader: "ConnectionReader", *, is_overdue: bool) -> None:
 class ConnectionReader:
     """One connection: its tenant, and the received bytes that wait for its turn."""
 
-    __slots__ = ("_body_timer", "_has_tenant", "_has_turn", "_is_known", "_paused", "_paused_at", "_started", "address",
-                 "authorization", "connection", "flow", "is_refusing", "is_shared", "owner", "turns",
+    __slots__ = ("_body_timer", "_has_tenant", "_has_turn", "_is_known", "_paused", "_paused_at", "address",
+                 "authorization", "connection", "flow", "is_refusing", "is_shared", "owner", "started", "turns",
                  "weight")  # fmt: skip
 
     def __init__(self, connection: PausableConnection, turns: ReadTurns, address: str) -> None:
@@ -297,7 +314,7 @@ class ConnectionReader:
         self._paused: deque[bytes] | None = None
         self._paused_at = 0.0
         # While received bytes are fed: the time since which CPU time is not charged yet.
-        self._started: float | None = None
+        self.started: float | None = None
         self.is_refusing = self._has_turn = False
         self._body_timer: anyio.CancelScope | None = None
 
@@ -305,7 +322,7 @@ class ConnectionReader:
         """Note the tenant of a request; None: it has no verified credentials."""
         flow: Hashable = UNVERIFIED if tenant is None else tenant.id
         if flow != self.flow:
-            self._settle()
+            self.settle(time.thread_time())
         self.flow, self.weight = flow, 1.0 if tenant is None else tenant.weight
         self.authorization = _NO_CREDENTIALS_YET
         self._is_known = True
@@ -346,11 +363,11 @@ class ConnectionReader:
         if not self._is_known:
             self._recognize(data)
         if self.is_shared:
-            self._started = time.thread_time()
+            before = self._begin()
             try:
                 self.connection.feed(data)
             finally:
-                self._settle(is_last=True)
+                self._end(before)
         elif self.turns.may_run(self.owner[0]) or (self._is_probe(data) and self.turns.try_take_probe()):
             self._run(deque((data,)), _ROUND_SECONDS)
         elif self._may_pause(data):
@@ -406,7 +423,7 @@ class ConnectionReader:
         """Feed pieces for about so many seconds. Then pause if some are left."""
         now = self.turns.now
         until = now() + seconds
-        self._started = time.thread_time()
+        before = self._begin()
         try:
             while pieces:
                 piece = pieces.popleft()
@@ -419,18 +436,28 @@ class ConnectionReader:
                 elif now() >= until:
                     break
         finally:
-            self._settle(is_last=True)
+            self._end(before)
         if pieces:
             self._pause(pieces)
         else:
             self.connection.flow.release()
 
-    def _settle(self, *, is_last: bool = False) -> None:
-        """Charge the time since bytes were fed, or since the last call, to the flow."""
-        if self._started is not None:
-            now = time.thread_time()
-            self.turns.charge(self.flow, self.weight, now - self._started)
-            self._started = None if is_last else now
+    def _begin(self) -> "ConnectionReader | None":
+        """Charge CPU time to this connection from now on; return the one that it was charged to before."""
+        before, self.turns.running = self.turns.running, self
+        self.started = time.thread_time()
+        return before
+
+    def _end(self, before: "ConnectionReader | None") -> None:
+        self.settle(time.thread_time())
+        self.started = None
+        self.turns.running = before
+
+    def settle(self, now: float) -> None:
+        """Charge the CPU time of the thread until `now` that is not charged yet."""
+        if self.started is not None:
+            self.turns.charge(self.flow, self.weight, now - self.started)
+            self.started = now
 
     def _pause(self, pieces: deque[bytes]) -> None:
         if not self.connection.flow.is_held:

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any, NoReturn
 
 import anyio
@@ -332,6 +334,24 @@ class TestOneIteration:
             await settle()
             assert (statuses(made), groups) == ([b"202"] * 12, [4, 3])
             assert turns.cpu_seconds["plain"] > read > 0.0
+            machine.is_active = False
+
+    async def test_a_connection_that_fills_a_batch_is_not_charged_for_the_records_of_the_others(self, monkeypatch):
+        async with lines(66) as (_, made):
+            turns = made[0].protocol.turns
+            machine: Any = turns._turns  # noqa: SLF001 - as above
+            machine.is_active = turns.is_attentive = True
+            charged: list[tuple[object, float]] = []
+            monkeypatch.setattr(turns, "charge", lambda flow, _, seconds: charged.append((flow, seconds)))
+            # Each look at the clock takes a second.
+            monkeypatch.setattr(time, "thread_time", count(0.0, 1.0).__next__)
+            for line in made[:64]:
+                line.protocol.reader._pause(deque([ASKED["one"]]))  # noqa: SLF001 - as above
+                turns.leave(line.protocol.reader)
+                line.protocol.reader.run_turn(is_overdue=False)
+            # 63 that only waited; the last one until the batch was put, the batch, and the rest of the last one.
+            assert [seconds for _, seconds in charged] == [1.0] * 63 + [1.0, 1.0, 1.0]
+            assert statuses(made) == [b"202"] * 64
             machine.is_active = False
 
     async def test_pipelined_requests_of_a_turn_are_answered_in_their_order(self, groups):
