@@ -117,6 +117,8 @@ class _Story:
         self.kinesis = FakeKinesis({STREAM: setting.shards}, chance=world.chance.random)
         self.transport = _Transport(self.kinesis, latency_seconds=setting.latency_seconds, chance=self.chance)
         self.ledger = Ledger()
+        # Of each client; of few keys many records are on their way at a time.
+        self.keys = world.chance.choice([2, 20])
         self.false: list[str] = []
 
     def check(self, producer: Producer) -> None:
@@ -145,7 +147,7 @@ class _Story:
         size = chance.choice([20, 200, 20_000]) if chance.random() < 0.1 else 20
         tier = chance.choice(["critical", "normal", "bulk"]) if tiers is not None else "normal"
         # The order is promised among the records of one tier of a key.
-        key = f"{name}, {tier}, {chance.randrange(20)}"
+        key = f"{name}, {tier}, {chance.randrange(self.keys)}"
         flow = name if self.setting.config.fairness is not None else None
         return self.ledger.made(key, size, tier=tier, flow=flow)
 

@@ -74,8 +74,9 @@ class _SpoolStory:
     async def client(self, producer: Producer, name: str, until: float) -> None:
         chance = self.chance
         rate, waits = chance.choice([5.0, 50.0, 400.0]), chance.random() < 0.5
+        keys = chance.choice([1, 10])
         while self.world.now() < until and len(self.ledger.puts) < MOST_RECORDS:
-            put = self.ledger.made(f"{name}, {chance.randrange(10)}", chance.choice([20, 500]))
+            put = self.ledger.made(f"{name}, {chance.randrange(keys)}", chance.choice([20, 500]))
             delivery: Delivery | None = None
             try:
                 if waits:
