@@ -5,6 +5,7 @@ and once with as little of it as the sentence needs.
 """
 
 import argparse
+import asyncio
 import logging
 import sys
 import time
@@ -61,10 +62,10 @@ def main() -> int:
 
 
 def told(name: str, seed: int, less: Less = WHOLE) -> Run:
-    """Run a story. An exception that ends it is false too."""
+    """Run a story. An exception that ends it, or cancels it, is false too."""
     try:
         return STORIES[name](seed, less)
-    except Exception as error:  # noqa: BLE001 - of any part of the product
+    except (Exception, asyncio.CancelledError, BaseExceptionGroup) as error:  # noqa: BLE001 - of any part of the product
         return Run([], 0.0, 0, 0, Counter(), [f"the run ended with {error!r}"], 0, 0)
 
 
