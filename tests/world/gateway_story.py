@@ -23,12 +23,11 @@ from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, world_disk
 from tests.world.invariants import Run
 from tests.world.network import WHOLE, Less, World
 from tests.world.service_faults import PASSING_FAULTS, arm, may_double
+from tests.world.spool_story import STALLED_SECONDS
 from tests.world.world_loop import run_in_world, world_loop
 
 STORY_SECONDS, RECOVERY_SECONDS = 30.0, 15.0
 CLOSE_SECONDS = 60.0
-# Of what is in the spool after the last fault.
-DRAIN_SECONDS = 400.0
 QUIET_PER_SECOND = 10.0
 QUIET_QUOTA, QUOTA_BURST_SECONDS = 15.0, 4.0
 OVER_RATE = "Over the tenant's rate"
@@ -203,9 +202,12 @@ class _GatewayStory:
 
     async def drained(self) -> None:
         """Wait until nothing is in the buffer and in the spool."""
-        producer, until = self.gateway.producer, self.world.now() + DRAIN_SECONDS
-        while (producer.spool is not None and producer.spool.statistics().records) or producer.report().buffered:
-            if self.world.now() > until:
+        producer, left, since = self.gateway.producer, 0, self.world.now()
+        spool = producer.spool
+        while there := producer.report().buffered + (0 if spool is None else spool.statistics().records):
+            if there != left:
+                left, since = there, self.world.now()
+            elif self.world.now() > since + STALLED_SECONDS:
                 self.false.append(f"not drained after the last fault: {producer.report()}")
                 return
             await asyncio.sleep(0.5)
