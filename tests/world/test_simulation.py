@@ -37,13 +37,12 @@ def test_nothing_is_false_of_a_run(run, seed):
     assert run(seed).false == []
 
 
-# A quiet tenant was refused after an outage, because what was refused with 503 did not count as offered. And a key was
-# forgotten in 0.3 s, because the answers of a tenant's 1,000 keys did not fit.
-@pytest.mark.parametrize(
-    ("run", "seed"), [(run_gateway_story, 137), (run_gateway_story, 1041), (run_gateway_story, 3111)]
-)
-def test_what_a_run_has_found_stays_corrected(run, seed):
-    assert run(seed).false == []
+# A quiet tenant was refused in place of a noisy one: after an outage, because what was refused with 503 did not count
+# as offered (137, 1041); in a full buffer (294, 800143); and by chance, among rates of a record a second (700124). And
+# a key was forgotten in 0.3 s, because the answers of a tenant's 1,000 keys did not fit (3111).
+@pytest.mark.parametrize("seed", [137, 294, 1041, 3111, 700124, 800143])
+def test_what_a_run_of_the_gateway_has_found_stays_corrected(seed):
+    assert run_gateway_story(seed).false == []
 
 
 @pytest.mark.long

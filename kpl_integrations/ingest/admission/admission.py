@@ -38,8 +38,8 @@ Counts = Sequence[int] | None
 # the average rate; the strictest step first.
 SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
 _SHEDDER_INTERVAL_SECONDS: Final = 0.25
-# With less of the buffer free, a refused tenant hears that there is no room, and not that its share is used up.
-_ROOM_TO_SHARE: Final = 0.01
+# If all active tenants sent at some rate and this took longer to fill the rest of the buffer, none is rejected for it.
+_HARMLESS_SECONDS: Final = 60.0
 # Requests above a share of CPU time are asked to come back within so many seconds.
 _MOST_CPU_RETRY_SECONDS: Final = 3
 # The producer's own codes in the words of a client. Others are Kinesis' own.
@@ -58,9 +58,11 @@ class LoadShedder:
 
         more than 60 % of the buffer is behind the queue     tenants above the average rate are rejected
         more than 85 %                                       tenants above half the average rate are rejected
+
+    Rates at which all of them would need a minute to fill the rest are never rejected: among those chance decides.
     """
 
-    __slots__ = ("_accounts", "_checked_at", "_enough", "_limit", "_most", "_producer")
+    __slots__ = ("_accounts", "_averages", "_checked_at", "_enough", "_limit", "_most", "_producer")
 
     def __init__(self, producer: Producer, accounts: Iterable[TenantAccount], now: float) -> None:
         self._producer = producer
@@ -72,7 +74,8 @@ class LoadShedder:
             limit.outstanding_records + limit.free_records - used * limit.max_records,
             limit.outstanding_bytes + limit.free_bytes - used * limit.max_bytes,
         )
-        # The highest allowed rate in records per second and weight; None is unlimited.
+        # The step in force, and the highest allowed rate in records per second and weight; None is unlimited.
+        self._averages: float | None = None
         self._most: float | None = None
         self._checked_at = now - _SHEDDER_INTERVAL_SECONDS
 
@@ -82,31 +85,42 @@ class LoadShedder:
         enough_records, enough_bytes = self._enough
         return limit.free_records - records >= enough_records and limit.free_bytes - size_bytes >= enough_bytes
 
+    @property
+    def is_shedding(self) -> bool:
+        """True if most of the buffer was behind the queue at the last look, so that a step is in force."""
+        return self._averages is not None and not self.has_enough()
+
     def rejects(self, account: TenantAccount, now: float) -> bool:
         """Return True if the remaining room is reserved for tenants with lower rates than this one."""
         if self.has_enough():
             return False
         if now - self._checked_at >= _SHEDDER_INTERVAL_SECONDS:
             self._checked_at = now
-            self._most = self._highest_rate(now)
+            self._averages = self._step()
+            self._most = None if self._averages is None else self._highest_rate(self._averages, now)
         return self._most is not None and account.records_per_second_and_weight(now) > self._most
 
-    def _highest_rate(self, now: float) -> float | None:
-        """Return the highest rate, in records a second for each unit of weight, at which a tenant may send now.
-
-        It is a multiple of the average over the active tenants. The fuller the buffer behind the fair queue, the lower
-        the multiple. None: the buffer has room for every rate.
-        """
+    def _step(self) -> float | None:
+        """Return the multiple of the average rate that is allowed now; None: the buffer has room for every rate."""
         limit = self._limit
         waiting = self._producer.waiting_by_flow().values()
         records = limit.outstanding_records - sum(each[0] for each in waiting)
         size_bytes = limit.outstanding_bytes - sum(each[1] for each in waiting)
         behind_queue = max(records / limit.max_records, size_bytes / limit.max_bytes)
-        averages = next((averages for share, averages in SHEDDING_STEPS if behind_queue > share), None)
-        if averages is None:
-            return None
+        return next((averages for share, averages in SHEDDING_STEPS if behind_queue > share), None)
+
+    def _highest_rate(self, averages: float, now: float) -> float | None:
+        """Return the highest rate, in records a second for each unit of weight, at which a tenant may send now.
+
+        It is this multiple of the average over the active tenants. None: none is active.
+        """
         rates = [rate for each in self._accounts if (rate := each.records_per_second_and_weight(now)) > 0.0]
-        return averages * sum(rates) / len(rates) if rates else None
+        if not rates:
+            return None
+        limit = self._limit
+        mean_bytes = limit.outstanding_bytes / max(1, limit.outstanding_records)
+        room = min(limit.free_records, limit.free_bytes / max(1.0, mean_bytes))
+        return max(averages * sum(rates), room / _HARMLESS_SECONDS) / len(rates)
 
 
 class Admission:
@@ -368,10 +382,10 @@ class Admission:
     ) -> Refused:
         """Return the refusal for a full buffer: over the tenant's share, too large for the buffer, or no room."""
         limit = self._producer.buffer_limit
-        free_records, free_bytes = limit.free_for(account.tenant.tier)
-        # Below this no share is worth its name: a tenant with four waiting records would be above its own.
-        is_full = free_records < _ROOM_TO_SHARE * limit.max_records or free_bytes < _ROOM_TO_SHARE * limit.max_bytes
-        if not is_full and limit.has_room(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
+        # While load is shed, the tenants that fill the buffer are rejected before this: this one has found it full.
+        if not self._load_shedder.is_shedding and limit.has_room(
+            size_bytes=size_bytes, records=count, tier=account.tenant.tier
+        ):
             return self._over_queue_share(account, count, now)
         if not limit.could_hold(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
             # A retry could never succeed.

@@ -120,6 +120,17 @@ def test_while_nothing_leaves_the_tenants_that_filled_the_buffer_are_rejected_an
     assert rejected >= 290
 
 
+@pytest.mark.parametrize(("quiet", "noisy", "rejected"), [(2, 1, False), (3, 1, False), (5, 1, True), (2, 0, False)])
+def test_rates_that_would_fill_the_rest_in_more_than_a_minute_are_not_rejected(quiet, noisy, rejected):
+    """After an outage few records arrive, and chance decides who has the higher rate."""
+    scene = Scene(rate=0)
+    scene.tenant.count_accepted(quiet, 0.0)
+    scene.other.accepted_records = noisy
+    scene.fill(610)
+    # 390 places, and two tenants: 3.25 records a second each.
+    assert scene.rejects() is rejected
+
+
 def test_a_tenant_whose_settings_change_keeps_its_rate():
     """All records that it had sent so far counted as those of the first moment, so it was rejected first."""
     scene = Scene(rate=50)
