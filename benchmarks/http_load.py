@@ -38,10 +38,12 @@ class Clients(NamedTuple):
     """One running `http_load`."""
 
     process: "subprocess.Popen[str]"
+    requests: Path
 
     def result(self) -> dict[str, Any]:
-        """Return what it printed."""
+        """Return what it printed, and remove the file with its requests."""
         said, _ = self.process.communicate(timeout=120)
+        self.requests.unlink()
         if self.process.returncode:
             message = f"http_load ended with {self.process.returncode}; its error is above"
             raise RuntimeError(message)
@@ -84,4 +86,4 @@ class HttpLoad:
         order = _ORDERS.index(manner.order)
         options = (manner.depth, order, int(manner.obeys), int(manner.is_random), manner.addresses)
         words = [str(each) for each in (port, connections, rate, seconds, *options, path)]
-        return Clients(subprocess.Popen([str(self._program), *words], stdout=subprocess.PIPE, text=True))
+        return Clients(subprocess.Popen([str(self._program), *words], stdout=subprocess.PIPE, text=True), path)

@@ -172,9 +172,14 @@ def measure(
         noisy = None
         if flood.tenants:
             sent = [request(tenant, flood) for tenant in flood.tenants]
-            rate, longer = flood.requests_per_second, seconds + _FLOOD_SECONDS_MORE
-            manner = flood.manner
-            noisy = load.start(port, sent, connections=flood.connections, rate=rate, seconds=longer, manner=manner)
+            noisy = load.start(
+                port,
+                sent,
+                connections=flood.connections,
+                rate=flood.requests_per_second,
+                seconds=seconds + _FLOOD_SECONDS_MORE,
+                manner=flood.manner,
+            )
         # The flood has begun and the gateway has had time to react.
         time.sleep(_FLOOD_SECONDS_MORE - 0.5)
         before, started = cpu_seconds(pid), time.monotonic()

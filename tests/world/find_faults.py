@@ -100,10 +100,10 @@ def _false(story: str, seed: int) -> list[str]:
     # Not before the changed text is in its place.
     from tests.world.kinds_of_faults import KINDS  # noqa: PLC0415
     from tests.world.lease_law import run_law  # noqa: PLC0415
-    from tests.world.simulate import told  # noqa: PLC0415
+    from tests.world.simulate import run_of  # noqa: PLC0415
 
     if not story.startswith(LEASES):
-        return told(story, seed).false
+        return run_of(story, seed).false
     kind = story.removeprefix(LEASES)
     return run_law(kind, seed).broken(KINDS[kind])
 

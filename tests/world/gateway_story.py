@@ -20,10 +20,9 @@ from kpl_integrations.ingest.tenants import Tenant
 from tests.support.consumers import read_as_kcl, read_everything
 from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, world_disk
-from tests.world.invariants import Run
+from tests.world.invariants import Run, drained
 from tests.world.network import WHOLE, Less, World
 from tests.world.service_faults import PASSING_FAULTS, arm, may_double
-from tests.world.spool_story import STALLED_SECONDS
 from tests.world.world_loop import run_in_world, world_loop
 
 STORY_SECONDS, RECOVERY_SECONDS = 30.0, 15.0
@@ -37,14 +36,14 @@ RESERVED_SECONDS = 10.0
 MOST_RECORDS = (6_000, 6_000, 6_000, 40_000)
 # Reasons for which a tenant within its rate may be refused: no tenant's records can flow.
 NO_FLOW = frozenset({"The stream does not answer", "The spool takes no more"})
-NOBODY_FLOWS = NO_FLOW | {"The stream could not be looked up", "Out of room"}
+NOTHING_FLOWS = NO_FLOW | {"The stream could not be looked up", "Out of room"}
 
 ANSWERS = frozenset({200, 202, 207, 409, 429, 502, 503, 504})
 MOST_TRIES = 50
 # Answers of `ack=delivered` after the records were accepted.
 DELIVERING = frozenset({"Gateway Timeout", "Bad Gateway", "No record was delivered in time", "Kinesis took no record"})
 # Of a quiet tenant; what may be said of its rate, `_Tokens` knows.
-EXPECTED = NOBODY_FLOWS | DELIVERING | {OVER_RATE}
+EXPECTED = NOTHING_FLOWS | DELIVERING | {OVER_RATE}
 
 
 class _Tokens:
@@ -59,7 +58,7 @@ class _Tokens:
         self._at = now
 
     def refused(self, now: float) -> str:
-        """Return what is false of a refusal for want of tokens; "" for nothing."""
+        """Return what is false of a refusal because there are no tokens left; "" for nothing."""
         self.add(0.0, now)
         was_refused, self._refused_at = now < self._refused_at + RESERVED_SECONDS, now
         return "" if was_refused or self._tokens < 2.0 else f"{OVER_RATE}, which has {self._tokens:.1f} tokens left"
@@ -95,7 +94,7 @@ class _Tenant:
                 await asyncio.sleep(chance.expovariate(self.per_second / count))
 
     async def post(self, count: int) -> None:
-        """Post once; a polite client tries again after the time that it is told."""
+        """Post once; a polite client tries again after the time in the answer."""
         records = [self.story.record() for _ in range(count)]
         data = [record["data"].encode() for record in records]
         self.keyed += data if self.has_keys else []
@@ -200,18 +199,6 @@ class _GatewayStory:
         if answer.status == HTTPStatus.OK and states <= {"ok"}:
             self.false.append(f"refused with {title!r}, and ready with all parts ok: {answer.body[:300]!r}")
 
-    async def drained(self) -> None:
-        """Wait until nothing is in the buffer and in the spool."""
-        producer, left, since = self.gateway.producer, 0, self.world.now()
-        spool = producer.spool
-        while there := producer.report().buffered + (0 if spool is None else spool.statistics().records):
-            if there != left:
-                left, since = there, self.world.now()
-            elif self.world.now() > since + STALLED_SECONDS:
-                self.false.append(f"not drained after the last fault: {producer.report()}")
-                return
-            await asyncio.sleep(0.5)
-
     async def tell(self) -> list[str]:
         """Run the story, and return what is false."""
         false = self.false
@@ -224,7 +211,7 @@ class _GatewayStory:
                     _ = tasks.create_task(tenant.post_until(self.until))
             self.kinesis.faults.clear()
             await asyncio.sleep(RECOVERY_SECONDS)
-            await self.drained()
+            false += await drained(self.gateway.producer)
             if self.left:
                 _ = await asyncio.wait(self.left)
             last = await Client(self.gateway, "quiet").post([self.record()], ack="delivered")
@@ -246,7 +233,7 @@ class _GatewayStory:
         if report.accepted != there or report.buffered:
             false.append(f"the books do not close: {report}")
         if report.failed.get("NotSpooled") and all(each.ack != "spooled" for each in self.tenants):
-            false.append(f"records that need no disk failed for want of it: {report}")
+            false.append(f"records that need no disk failed because it did: {report}")
         doubles = may_double(self.faults_on, self.kinesis, STREAM, has_pauses=self.world.has_pauses)
         for each in self.tenants:
             name = each.tenant.id
@@ -263,11 +250,7 @@ class _GatewayStory:
         if report.accepted < queued:
             false.append(f"{queued} acknowledged, {report.accepted} accepted")
         quiet = self.tenants[0]
-        if wrongly := {
-            title: count
-            for title, count in quiet.titles.items()
-            if title not in NOBODY_FLOWS | DELIVERING | {OVER_RATE}
-        }:
+        if wrongly := {title: count for title, count in quiet.titles.items() if title not in EXPECTED}:
             false.append(f"the quiet tenant was refused: {wrongly}")
         return false
 

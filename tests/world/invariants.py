@@ -1,5 +1,6 @@
-"""What must be true of a producer whatever befell it: each function returns the sentences that are false."""
+"""What must be true of a producer after all faults: each function returns the sentences that are false."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from tests.support.consumers import read_as_kcl, read_everything
 SHOWN = 3
 # When nothing has been answered for so long, and so many requests have failed.
 OUTAGE_SECONDS, OUTAGE_REQUESTS = 5.0, 10
+# With ordering per key, the records of one key leave one after the other.
+STALLED_SECONDS = 60.0
 
 
 class Run(NamedTuple):
@@ -109,6 +112,19 @@ def conserved(report: ProducerReport, ledger: Ledger) -> list[str]:
     if not ledger.accepted_count <= report.accepted <= len(ledger.puts):
         false.append(f"{ledger.accepted_count} puts returned, {report.accepted} accepted")
     return false
+
+
+async def drained(producer: Producer) -> list[str]:
+    """Without a fault everything leaves the buffer and the spool, and something leaves in every minute."""
+    loop, spool = asyncio.get_running_loop(), producer.spool
+    left, since = 0, loop.time()
+    while there := producer.report().buffered + (0 if spool is None else spool.statistics().records):
+        if there != left:
+            left, since = there, loop.time()
+        elif loop.time() > since + STALLED_SECONDS:
+            return [f"not drained: {producer.report()}, {None if spool is None else spool.statistics()}"]
+        await asyncio.sleep(0.5)
+    return []
 
 
 def one_result_each(ledger: Ledger) -> list[str]:

@@ -182,7 +182,7 @@ KNOWN_FAULTS = (
         "        self.settle_alone(detached, attempt, predicted_shard=None)\n",
     ),
     KnownFault(
-        "a put that gives up its place in line wakes nobody", "mutant", "producer",
+        "a put that leaves the line does not call the next one", "mutant", "producer",
         "kpl_core/producer/capacity_waiters.py",
         "            del self._line[place]\n            self.wake_first()\n", "            del self._line[place]\n",
     ),

@@ -50,7 +50,7 @@ def main() -> int:
     with watched_tables() as reached:
         while not runs or time.process_time() - began < given.seconds:
             for name in names:
-                latest = told(name, seed, less)
+                latest = run_of(name, seed, less)
                 runs.append(latest)
                 if latest.false and len(failures) < SHOWN:
                     failures += [f"{sentence}: {command_of(name, seed, less)}" for sentence in latest.false]
@@ -61,7 +61,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def told(name: str, seed: int, less: Less = WHOLE) -> Run:
+def run_of(name: str, seed: int, less: Less = WHOLE) -> Run:
     """Run a story. An exception that ends it, or cancels it, is false too."""
     try:
         return STORIES[name](seed, less)
@@ -69,7 +69,7 @@ def told(name: str, seed: int, less: Less = WHOLE) -> Run:
         return Run([], 0.0, 0, 0, Counter(), [f"the run ended with {error!r}"], 0, 0)
 
 
-def shrunk(name: str, seed: int, less: Less, failed: Run, run: Callable[[str, int, Less], Run] = told) -> Less:
+def shrunk(name: str, seed: int, less: Less, failed: Run, run: Callable[[str, int, Less], Run] = run_of) -> Less:
     """Return what can be left out of a failed run, one after the other, while anything is still false."""
 
     def or_before(tried: Less) -> Less:

@@ -17,15 +17,13 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.support.consumers import read_everything
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
-from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, in_order, shown
+from tests.world.invariants import Ledger, Put, Run, conserved, delivered_is_stored, drained, in_order, shown
 from tests.world.network import WHOLE, Less, World
 from tests.world.producer_story import STREAM
 from tests.world.service_faults import PASSING_FAULTS, arm
 from tests.world.world_loop import run_in_world, world_loop
 
 STORY_SECONDS = 30.0
-# Without a fault some record leaves in this time: with ordering per key and one key, one after the other.
-STALLED_SECONDS = 60.0
 MOST_RECORDS = 3_000
 
 
@@ -116,7 +114,7 @@ class _SpoolStory:
                 for number in range(min(self.chance.randint(1, 3), self.world.less.clients)):
                     _ = tasks.create_task(self.client(producer, f"client {number}", self.until))
             self.kinesis.faults.clear()
-            await self.drained(producer)
+            self.false += await drained(producer)
             self.check(producer)
             report = await producer.close()
         if not report.complete:
@@ -131,19 +129,7 @@ class _SpoolStory:
     async def replayed(self, path: Path) -> None:
         """Let a producer deliver what is in a spool."""
         async with Producer(self.config(path), transport=self.transport) as producer:
-            await self.drained(producer)
-
-    async def drained(self, producer: Producer) -> None:
-        """Wait until no record is in the buffer and in the spool."""
-        assert producer.spool is not None
-        left, since = 0, self.world.now()
-        while there := producer.spool.statistics().records + producer.report().buffered:
-            if there != left:
-                left, since = there, self.world.now()
-            elif self.world.now() > since + STALLED_SECONDS:
-                self.false.append(f"not drained: {producer.report()}, {producer.spool.statistics()}")
-                return
-            await asyncio.sleep(0.5)
+            self.false += await drained(producer)
 
     def arrived(self, what: str, puts: list[Put]) -> None:
         there = {read.data for read in read_everything(self.kinesis, STREAM)}

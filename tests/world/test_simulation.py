@@ -1,4 +1,4 @@
-"""Producers, with a spool and without, and a gateway in the world keep their promises, whatever the seed.
+"""Producers, with a spool and without, and a gateway in the world keep their promises with every seed.
 
 `make simulate` runs many seeds.
 """

@@ -184,7 +184,7 @@ class AddressBudget(NamedTuple):
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next request may be read; 0.0: at once."""
-        return self.budgets.wait_seconds(network_of(self.client), now) if self.budgets.by_address else 0.0
+        return self.budgets.wait_seconds(network_of(self.client), now)
 
     def charge(self, size_bytes: int, now: float) -> None:
         """Charge a refused request."""

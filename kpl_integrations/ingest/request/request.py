@@ -183,9 +183,13 @@ def cpu_share(request: Request) -> None:
 
 def refused_bytes(request: Request) -> None:
     """Its sender has not sent too many bytes in requests that were refused."""
-    budget = request.account.refused_bytes if request.payer is None else request.payer
-    if budget is not None:
-        request.account.require_readable(budget, request.now())
+    account, payer = request.account, request.payer
+    if payer is None:
+        if account.refused_bytes is not None:
+            account.require_readable(account.refused_bytes, request.now())
+    elif request.gateway.addresses.by_address:
+        # No address has a budget until a request was refused.
+        account.require_readable(payer, request.now())
 
 
 def length(request: Request) -> None:
