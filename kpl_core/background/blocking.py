@@ -1,8 +1,7 @@
 """The producer for threads: a `Producer` in a loop and a thread of its own.
 
-A put checks the user record and appends it to an inbox. The loop takes all that is in the inbox at once, so many puts
-cost one wake-up. One condition announces results and free capacity. A `put_many`, and a put that depends on more than
-capacity (a spool, dead letters, fair shares of flows, a line), is made in the loop and its thread waits for it.
+A put appends to the inbox of that producer (`ThreadPuts`). A `put_many`, and a put that depends on more than room (a
+spool, dead letters, fair shares of flows, a line), is made in the loop and its thread waits for it.
 """
 
 import contextlib
@@ -10,16 +9,14 @@ import logging
 import math
 import os
 import threading
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import copy_context
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from kpl_core.background.blocking_delivery import BlockingDeliveries, BlockingDelivery, QueuedPut, call_soon
+from kpl_core.background.blocking_delivery import BlockingDeliveries, BlockingDelivery
 from kpl_core.background.process_end import (
     NOT_ADMITTED,
     Intake,
@@ -31,16 +28,16 @@ from kpl_core.background.process_end import (
 )
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.background.sigterm import FlushOnSigterm, flush_on_sigterm as flush_at_sigterm
-from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
-from kpl_core.hooks import Hook, OpeningHook, require_hooks
+from kpl_core.errors import BufferFull, ConfigError, KplError, ProducerClosed, WrongEventLoop
+from kpl_core.hooks import Hook, require_hooks
 from kpl_core.options.config import Config
-from kpl_core.producer.checked_records import checked_records
+from kpl_core.producer.checked_records import Puttable, as_user_record, checked_records, puttable
 from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, require_timeout
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
-from kpl_core.records.record_result import INTERNAL, SHUTDOWN
-from kpl_core.records.user_record import BytesLike, Tier, UserRecord, as_bytes, check_user_record
+from kpl_core.records.outcome import ResultHandle
+from kpl_core.records.user_record import BytesLike, Tier, UserRecord
 from kpl_core.transport.transport import KinesisTransport
 
 if TYPE_CHECKING:
@@ -60,8 +57,6 @@ _EXIT_SECONDS: Final = 5.0
 T = TypeVar("T")
 W = TypeVar("W")
 
-# How many records the loop takes from the inbox in one step, in which no other thread can put.
-_STEP_RECORDS: Final = 250
 # The producers of `BlockingProducer.shared`.
 _shared: "OnePerProcess[BlockingProducer]" = OnePerProcess()
 
@@ -87,25 +82,21 @@ class BlockingProducer(ProcessListener):
     ) -> None:
         self._config = Config() if config is None else config
         hooks = require_hooks(hooks)
-        self._make: Callable[[], Producer] = lambda: Producer(
-            self._config, session=session, transport=transport, hooks=hooks, dead_letter_sink=dead_letter_sink
-        )
+        self._changed = threading.Condition(lock := threading.RLock())
+        self.intake: Intake = Intake(self._changed)
+
+        def make() -> Producer:
+            producer = Producer(
+                self._config, session=session, transport=transport, hooks=hooks, dead_letter_sink=dead_letter_sink
+            )
+            self._threads = producer.internal.threads.serve(BlockingDelivery, self._admit)
+            return producer
+
         self._is_networked = transport is None
         needs = self._config.spool, self._config.dead_letters, self._config.fairness
         self._is_made_in_the_loop = needs != (None, None, None)
-        self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
-        # Guards the inbox and its counts; notified when results or capacity have come.
-        self._changed = threading.Condition(lock := threading.RLock())
-        self.intake: Intake = Intake(self._changed)
-        self._inbox: deque[QueuedPut] = deque()
-        self._inbox_bytes = 0
-        self._taken = 0
-        # Size and tier of each put that waits for capacity.
-        self._waiting: list[tuple[int, Tier]] = []
-        # By error code: what was accepted here, but never by the producer.
-        self._refused: Counter[str] = Counter()
         self._is_open = False
-        self._sender = BackgroundSender(self._make, self, name="kpl-producer", lock=lock)
+        self._sender = BackgroundSender(make, self, name="kpl-producer", lock=lock)
         self._was_entered = False
         self._flush_on_sigterm = flush_on_sigterm
         self.flushes_at_sigterm = flush_on_sigterm is not False
@@ -163,10 +154,7 @@ class BlockingProducer(ProcessListener):
         metadata: Mapping[str, Any] | None = None,
     ) -> BlockingDelivery:
         """Accept a user record now, or not at all; raises like `Producer.put_nowait`. While SIGTERM ends it, wait."""
-        record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
-        if self._is_made_in_the_loop:
-            return self._put_in_the_loop(stream, record)
-        return self._put(stream, record, wait_until=None)
+        return self._put(stream, puttable(partition_key, data, explicit_hash_key, flow, tier, metadata))
 
     def put(
         self,
@@ -188,22 +176,28 @@ class BlockingProducer(ProcessListener):
             BufferFull: there was no room in that time. Else as `Producer.put`.
             ValueError: the timeout is negative or NaN.
         """
-        require_timeout(timeout)
-        record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
-        self._require_open()
-        wait_until = math.inf if timeout is None else monotonic() + timeout
-        if self._sender.is_current and self._is_made_in_the_loop:
-            return self._put_in_the_loop(stream, record)
+        if timeout is not None:
+            require_timeout(timeout)
+        record = puttable(partition_key, data, explicit_hash_key, flow, tier, metadata)
+        if not self._is_open:
+            raise self._closed() from self._sender.failure
         # A put must not overtake those that wait in the loop, such as a `put_many`.
-        if self._sender.is_current or not (self._is_made_in_the_loop or self._producer.internal.has_line(record)):
-            return self._put(stream, record, wait_until=wait_until)
+        if not (self._is_made_in_the_loop or self._threads.has_line(record)):
+            # No `suppress`, which takes as long as the put.
+            try:
+                return self._put(stream, record)
+            except BufferFull:
+                pass
+        if self._sender.is_current:
+            # In the loop's own thread a wait would keep room from coming.
+            return self._put(stream, record)
+        wait_until = math.inf if timeout is None else monotonic() + timeout
 
         async def put() -> Delivery:
-            await self._empty_inbox()
-            left = None if timeout is None else max(0.0, wait_until - monotonic())
-            return await self._producer.internal.threads.put_within(stream, record, left)
+            await self._threads.drained()
+            return await self._threads.put_within(stream, record, max(0.0, wait_until - monotonic()))
 
-        return BlockingDelivery.of(self._changed, self._wait_for(self._sender.begin, put))
+        return _blocking(self._wait_for(self._sender.begin, put))
 
     def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> BlockingDeliveries:
         """Accept many user records in their order, waiting for room; all are checked before any is put.
@@ -215,53 +209,35 @@ class BlockingProducer(ProcessListener):
         """
         self._require_open()
         checked = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
+        internal = self._producer.internal
         if self._sender.is_current and not self._is_made_in_the_loop:
-            for _ in range(0, len(self._inbox), _STEP_RECORDS):
-                self.drain(self._producer)
-            user_records = (each if isinstance(each, UserRecord) else UserRecord(*each) for each in checked)
-            made = [self._producer.internal.put_record_nowait(stream, each) for each in user_records]
-            return BlockingDeliveries(self._changed, Deliveries.of(made))
+            self._threads.drain()
+            made = [internal.put_record_nowait(stream, as_user_record(each)) for each in checked]
+            return BlockingDeliveries(Deliveries.of(made))
 
         async def put() -> Deliveries:
-            await self._empty_inbox()
+            # What a thread put before comes before what it puts in the loop.
+            await self._threads.drained()
             return await self._producer.put_many(stream, checked)
 
-        return BlockingDeliveries(self._changed, self._wait_for(self._sender.begin, put))
+        return BlockingDeliveries(self._wait_for(self._sender.begin, put))
 
-    async def _empty_inbox(self) -> None:
-        """Hand over what is in the inbox: what a thread put before comes before what it puts in the loop."""
-        if self._inbox:
-            await self._sender.put_queued(None)
+    def _put(self, stream: str, record: Puttable) -> BlockingDelivery:
+        """Put now; in the loop also to the spool if the buffer is full, and within the share of the flow."""
+        if not self._is_open:
+            raise self._closed() from self._sender.failure
+        if self._is_made_in_the_loop:
+            put = partial(self._producer.internal.put_record_nowait, stream, as_user_record(record))
+            return _blocking(put() if self._sender.is_current else self._wait_for(self._sender.begin_call, put))
+        return self._threads.put(stream, record)
 
-    def _put_in_the_loop(self, stream: str, record: UserRecord) -> BlockingDelivery:
-        """Put as `Producer` does: to the spool if the buffer is full, and within the share of the flow."""
-        self._require_open()
-        put = partial(self._producer.internal.put_record_nowait, stream, record)
-        delivery = put() if self._sender.is_current else self._wait_for(self._sender.begin_call, put)
-        return BlockingDelivery.of(self._changed, delivery)
-
-    def _put(self, stream: str, record: UserRecord, *, wait_until: float | None) -> BlockingDelivery:
-        """Append a checked user record to the inbox, waiting for capacity until `wait_until`; None: do not wait."""
-        self._require_open()
-        size = check_user_record(record, max_record_bytes=self._producer.internal.max_record_bytes(stream))
-        with self._changed:
-            if not self._has_capacity(size, record.tier):
-                self._wait_for_capacity(size, record.tier, wait_until)
-            if self.intake.is_stopped:
+    def _admit(self) -> None:
+        """Wait while a signal ends the process; raise if this put must not be accepted."""
+        if self.intake.is_stopped:
+            with self._changed:
                 self._require_admission()
-            self._require_open()
-            context = copy_context() if self._asks_for_context else None
-            queued = QueuedPut(stream, record, size, BlockingDelivery(self._changed), context)
-            self._inbox.append(queued)
-            self._inbox_bytes += size
-            # Most puts find a drain scheduled; a call would cost them 5 % more.
-            if not self._sender.is_drain_scheduled:
-                self._sender.wake()
-            if self._sender.has_ended and queued in self._inbox:
-                # A signal handler closed the producer in the middle of this put.
-                self._inbox.remove(queued)
-                raise self._closed()
-        return queued.delivery
+        if not self._is_open:
+            raise self._closed() from self._sender.failure
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -287,86 +263,26 @@ class BlockingProducer(ProcessListener):
             message = "this producer takes no user records; put inside `with BlockingProducer(...)`"
         return ProducerClosed(message)
 
-    def _has_capacity(self, size: int, tier: Tier) -> bool:
-        return self._producer.buffer_limit.has_room(
-            size_bytes=self._inbox_bytes + size, records=len(self._inbox) + 1, tier=tier
-        )
-
-    def _wait_for_capacity(self, size: int, tier: Tier, wait_until: float | None) -> None:
-        if wait_until is None or self._sender.is_current:
-            # In the loop's thread a wait would keep capacity from coming.
-            raise self._full()
-        timeout = min(max(0.0, wait_until - monotonic()), threading.TIMEOUT_MAX)
-        self._waiting.append((size, tier))
-        self._sender.wake()
-        try:
-            if not self._changed.wait_for(lambda: not self._is_open or self._has_capacity(size, tier), timeout):
-                raise self._full()
-        finally:
-            self._waiting.remove((size, tier))
-
     def _require_admission(self) -> None:
         if not self.intake.admits():
             report = self._producer.report()
             raise BufferFull(NOT_ADMITTED, outstanding_records=report.buffered, outstanding_bytes=report.buffered_bytes)
 
-    def _full(self) -> BufferFull:
-        return self._producer.buffer_limit.full(more_records=len(self._inbox), more_bytes=self._inbox_bytes)
-
     # A record source, in the sender's thread
 
     def drain(self, producer: Producer) -> None:
-        """Hand over a step of what is in the inbox, as far as there is room; the sender comes back for the rest."""
-        calls: list[Callable[[], object]] = []
-        with self._changed:
-            for _ in range(min(len(self._inbox), _STEP_RECORDS)):
-                queued = self._inbox[0]
-                try:
-                    delivery = queued.put_into(producer)
-                except BufferFull:
-                    # The sender comes back when there is room.
-                    break
-                except ProducerClosed as error:
-                    calls += self._refuse(queued, SHUTDOWN, str(error))
-                except (InvalidUserRecord, TypeError) as error:
-                    # The record limit became known after the put, and is lower; or the flow is invalid.
-                    calls += self._refuse(queued, INTERNAL, str(error))
-                else:
-                    queued.delivery.handed_over(delivery)
-                self._inbox.popleft()
-                self._inbox_bytes -= queued.size_bytes
-                self._taken += 1
-            else:
-                if self._inbox:
-                    self._sender.wake()
-            if self._waiting and not any(self._has_capacity(*each) for each in self._waiting):
-                producer.internal.make_room()
-            self._changed.notify_all()
-        call_soon(calls)
+        """Do nothing: the producer empties its inbox itself."""
 
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once the producer has everything that is in the inbox now."""
-        with self._changed:
-            last = self._taken + len(self._inbox)
-        return lambda: self._taken >= last
+        return self._threads.watch_drained()
 
     def sender_ended(self) -> None:
-        """Give every record that is left in the inbox a result; called last, however the loop ended."""
-        calls: list[Callable[[], object]] = []
+        """Take no more user records; called last, however the loop ended."""
         with self._changed:
             was_open, self._is_open = self._is_open, False
-            for queued in self._inbox:
-                calls += self._refuse(queued, SHUTDOWN, "the producer's thread ended before it took this record")
-            self._inbox.clear()
-            self._inbox_bytes = 0
-            self._changed.notify_all()
-        call_soon(calls)
         if was_open and self._sender.failure is not None:
             _logger.error("the producer's thread has ended", exc_info=self._sender.failure)
-
-    def _refuse(self, queued: QueuedPut, code: str, message: str) -> list[Callable[[], object]]:
-        self._refused[code] += 1
-        return queued.delivery.refused(code, message, monotonic())
 
     # The end of the process, and forks
 
@@ -379,7 +295,7 @@ class BlockingProducer(ProcessListener):
         if not self._is_open:
             return 0, ""
         with self._changed:
-            return len(self._inbox) + self._producer.report().buffered, "user records of a BlockingProducer"
+            return len(self._threads) + self._producer.report().buffered, "user records of a BlockingProducer"
 
     def begin_exit(self, spent: float) -> Callable[[], object] | None:
         """Start to close, in 5 seconds less those that were spent since the exit began."""
@@ -413,7 +329,6 @@ class BlockingProducer(ProcessListener):
         self.intake = Intake(self._changed)
         self._sender.begin_child(lock)
         keep_for_parent(self._sender)
-        self._inbox = deque()
         self._is_open = False
         self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
 
@@ -455,22 +370,12 @@ class BlockingProducer(ProcessListener):
     def _begin_close(self, timeout: float | None) -> Callable[[float], ProducerReport]:
         with self._changed:
             self._is_open = False
-            self._changed.notify_all()
         return self._sender.begin(lambda: self._close_in_loop(timeout))
 
     async def _close_in_loop(self, timeout: float | None) -> ProducerReport:
         deadline = math.inf if timeout is None else monotonic() + timeout
         await self._sender.put_queued(timeout)
-        report = await self._producer.close(None if timeout is None else max(0.0, deadline - monotonic()))
-        self.drain(self._producer)
-        failed = Counter(report.failed)
-        failed.update(self._refused)
-        self._report = msgspec.structs.replace(
-            report,
-            accepted=report.accepted + self._refused.total(),
-            failed=dict(failed),
-            complete=report.complete and not self._refused,
-        )
+        self._report = await self._producer.close(None if timeout is None else max(0.0, deadline - monotonic()))
         self._sender.stop()
         return self._report
 
@@ -496,3 +401,7 @@ class BlockingProducer(ProcessListener):
             return wait(math.inf)
         except SenderEnded as ended:
             raise self._closed() from ended
+
+
+def _blocking(handle: ResultHandle) -> BlockingDelivery:
+    return BlockingDelivery(handle.outcome, handle.index)

@@ -1,13 +1,15 @@
 """What a put of many user records takes, checked whole before any of it is put."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kpl_core.errors import InvalidUserRecord
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.pipeline.open_record import PAIR, plain_until
 from kpl_core.records.hash_key import are_explicit_hash_keys, parse_explicit_hash_key
 from kpl_core.records.user_record import (
     BytesLike,
+    Tier,
     UserRecord,
     as_bytes,
     check_user_record,
@@ -50,13 +52,52 @@ def _checked(record: object, max_record_bytes: int) -> Puttable:
         check_user_record(record, max_record_bytes=max_record_bytes)
         return with_bytes(record)
     if isinstance(record, tuple) and len(record) == PAIR:
-        key, data = record
-        as_they_are = as_bytes(data)
-        require_size(len(encode_partition_key(key)), len(as_they_are), max_record_bytes=max_record_bytes)
-        return key, as_they_are
+        pair = record[0], as_bytes(record[1])
+        checked_size(pair, max_record_bytes)
+        return pair
     kind = f"a tuple of {len(record)}" if isinstance(record, tuple) else type(record).__name__
     message = f"it must be a (partition_key, data) pair or a UserRecord, not {kind}"
     raise TypeError(message)
+
+
+def checked_size(record: Puttable, max_record_bytes: int) -> int:
+    """Return the bytes of key and data of what a put would accept; its data are bytes already.
+
+    Raises:
+        TypeError, InvalidUserRecord: a put would not accept it.
+    """
+    if not isinstance(record, tuple):
+        return check_user_record(record, max_record_bytes=max_record_bytes)
+    key, data = record
+    is_plain = type(key) is str and key.isascii() and 0 < len(key) <= PARTITION_KEY_CHARACTERS
+    key_bytes = len(key) if is_plain else len(encode_partition_key(key))
+    size_bytes = key_bytes + len(data)
+    if size_bytes > max_record_bytes:
+        require_size(key_bytes, len(data), max_record_bytes=max_record_bytes)
+    return size_bytes
+
+
+def puttable(
+    partition_key: str,
+    data: BytesLike,
+    explicit_hash_key: str | None = None,
+    flow: str | None = None,
+    tier: Tier = "normal",
+    metadata: Mapping[str, Any] | None = None,
+) -> Puttable:
+    """Return the arguments of a put as a pair if there are no others, else as a user record; with bytes of their own.
+
+    Raises:
+        TypeError: the data are not bytes-like.
+    """
+    if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
+        return partition_key, as_bytes(data)
+    return UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
+
+
+def as_user_record(record: Puttable) -> UserRecord:
+    """Return a pair of partition key and data as a user record."""
+    return record if isinstance(record, UserRecord) else UserRecord(*record)
 
 
 def checked_pairs(pairs: Pairs, *, max_record_bytes: int) -> tuple[list[Any], int]:

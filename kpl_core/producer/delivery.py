@@ -9,11 +9,13 @@ calls in the middle of the pipeline's work.
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set as AbstractSet
 from contextvars import copy_context
 from functools import partial
+from time import monotonic
 from typing import Any, Final, Self, overload
 
 import anyio
@@ -54,11 +56,7 @@ class Delivery(ResultHandle, gc=False, eq=False):
 
     def follow(self) -> Outcome:
         """Return the current outcome of this user record, and keep it for the next call. Thread-safe."""
-        if self.outcome.moved is None:
-            return self.outcome
-        # Two threads must not mix the outcome of one step with the index of another.
-        with _waiting:
-            return ResultHandle.follow(self)
+        return follow(self)
 
     def wait(self, timeout: float | None = None) -> RecordResult:
         """Wait in this thread for the result, up to `timeout` seconds (None: forever).
@@ -70,9 +68,7 @@ class Delivery(ResultHandle, gc=False, eq=False):
         if _get_running_loop() is not None:
             message = "this call blocks its thread, in which an event loop runs; await the delivery instead"
             raise WrongEventLoop(message)
-        done = threading.Event()
-        call_when_done(self, done.set)
-        if not done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+        if not wait_in_thread(*open_outcomes_of(self), timeout):
             message = f"this user record has no result after {timeout} s; wait longer, or flush the producer"
             raise TimeoutError(message)
         return self.result()
@@ -214,6 +210,69 @@ def wait_with(outcome: Outcome, alarm: Waiter) -> list[Waiter]:
     return waiters
 
 
+def follow(handle: ResultHandle) -> Outcome:
+    """Return the current outcome of a user record, and keep it for the next call. Thread-safe."""
+    if handle.outcome.moved is None:
+        return handle.outcome
+    # Two threads must not mix the outcome of one step with the index of another.
+    with _waiting:
+        return ResultHandle.follow(handle)
+
+
+class _ThreadAlarm:
+    """Wakes a thread.
+
+    It has no lock that a thread holds for a moment, as an event has: a signal handler may interrupt that thread there
+    and wait for the loop, which would wait for the lock.
+    """
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        self._is_set = threading.Lock()
+        self._is_set.acquire()
+
+    def set(self) -> None:
+        # After the present step of the loop, as for a task: then the counts are those of the result.
+        run_soon(self._is_set.release)
+
+    def wait(self, seconds: float) -> bool:
+        return self._is_set.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+
+
+def open_outcomes_of(handle: ResultHandle) -> tuple[Callable[[], list[Outcome]], Callable[[Outcome], bool]]:
+    """Return the arguments with which `wait_in_thread` waits for the result of one user record."""
+
+    def open_outcomes() -> list[Outcome]:
+        outcome = follow(handle)
+        return [] if outcome.settled else [outcome]
+
+    return open_outcomes, lambda outcome: follow(handle) is outcome
+
+
+def wait_in_thread(
+    open_outcomes: Callable[[], list[Outcome]], is_open: Callable[[Outcome], bool], timeout: float | None
+) -> bool:
+    """Wait up to `timeout` seconds (None: forever) until there are no open outcomes; return False if there still are.
+
+    `open_outcomes` returns those that some user records wait for now; `is_open` is False once none waits for this one.
+    """
+    deadline = math.inf if timeout is None else monotonic() + timeout
+    while waiting := open_outcomes():
+        for outcome in waiting:
+            alarm = _ThreadAlarm()
+            waiters = wait_with(outcome, alarm)
+            # As in `Delivery.__await__`: the loop may have settled it meanwhile, or moved its records elsewhere.
+            may_wait = is_open(outcome) and outcome.waiters is waiters and not outcome.settled
+            try:
+                if may_wait and not alarm.wait(deadline - monotonic()):
+                    return False
+            finally:
+                with contextlib.suppress(ValueError):
+                    waiters.remove(alarm)
+    return True
+
+
 class _FutureAlarm:
     """Wakes a task of asyncio, at a third of the cost of an event."""
 
@@ -250,7 +309,7 @@ def _alarm() -> "_FutureAlarm | anyio.Event":
         return anyio.Event()
 
 
-def call_when_done(delivery: Delivery, function: Callable[[], object]) -> None:
+def call_when_done(delivery: ResultHandle, function: Callable[[], object]) -> None:
     """Call `function` once: now if the result is known, otherwise in the producer's event loop. Thread-safe."""
     callback = _DoneCallback(delivery, function)
     while not (outcome := delivery.follow()).settled:
@@ -269,7 +328,7 @@ class _DoneCallback:
 
     __slots__ = ("_delivery", "_function")
 
-    def __init__(self, delivery: Delivery, function: Callable[[], object]) -> None:
+    def __init__(self, delivery: ResultHandle, function: Callable[[], object]) -> None:
         self._delivery = delivery
         self._function: Callable[[], object] | None = partial(copy_context().run, function)
 

@@ -147,7 +147,7 @@ class InternalProducer:
         # `put` waits for room although `put_nowait` would spill to the disk; and it waits for the write-ahead spool.
         self.overflows = spool is not None or life.config.dead_letters is not None
         self.writes_ahead = spool is not None and spool.mode == "write_ahead"
-        self.threads = life.threads = ThreadPuts(self)
+        self.threads = life.threads = ThreadPuts(self, Delivery)
 
     # One record
 

@@ -63,11 +63,11 @@ class ThreadQueue(Protocol):
     def open(self, life: "Lifecycle", hooks: Iterable[Hook]) -> None:
         """Accept puts for the running loop."""
 
-    def drain(self) -> None:
-        """Put everything that is queued."""
+    async def drained(self) -> None:
+        """Put everything that is in the inbox, in steps."""
 
     def close(self) -> None:
-        """Put what is queued, and accept no more."""
+        """Put what is in the inbox, and accept no more."""
 
 
 class OpenGroup(Protocol):
@@ -303,7 +303,7 @@ class Lifecycle:
         if self.state != "open":
             return self.report()
         self.require_own_loop()
-        self.threads.drain()
+        await self.threads.drained()
         complete = await self._flushed(math.inf if timeout is None else self.clock() + timeout)
         return msgspec.structs.replace(self.report(), complete=complete)
 

@@ -15,7 +15,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.open_record import fork_count, put_method
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
-from kpl_core.producer.checked_records import checked_records
+from kpl_core.producer.checked_records import Puttable, as_user_record, checked_records, puttable
 from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool
 from kpl_core.producer.internal import InternalProducer
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
@@ -130,7 +130,7 @@ class Producer:
         pipeline = self._open.get(stream)
         if pipeline is None or _get_running_loop() is not self._asyncio_loop:
             if self._asyncio_loop is not None and _get_running_loop() is None:
-                record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
+                record = puttable(partition_key, data, explicit_hash_key, flow, tier, metadata)
                 return self.internal.threads.put(stream, record)
             pipeline = self._life.pipeline(stream)
             self._life.require_own_loop()
@@ -193,7 +193,8 @@ class Producer:
             BufferFull: there was no room in that time.
             WrongEventLoop: an event loop runs in this thread; await `put` there.
         """
-        return self.internal.threads.put_blocking(stream, UserRecord(partition_key, as_bytes(data), **options), timeout)
+        record = puttable(partition_key, data, **options)
+        return self.internal.threads.put_blocking(stream, record, timeout)
 
     async def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> Deliveries:
         """Accept many user records in their order, waiting for room; return a delivery for each.
@@ -212,9 +213,7 @@ class Producer:
             await self._put_part(stream, checked, start, deliveries)
         return deliveries
 
-    async def _put_part(
-        self, stream: str, checked: list[tuple[str, bytes] | UserRecord], start: int, deliveries: Deliveries
-    ) -> None:
+    async def _put_part(self, stream: str, checked: list[Puttable], start: int, deliveries: Deliveries) -> None:
         """Put some records at one instant, as far as there is room and no other put waits for it; the rest in line."""
         position, end = start, min(len(checked), start + RECORDS_PER_CHECKPOINT)
         while True:
@@ -228,7 +227,7 @@ class Producer:
                     self._wake(stream)
             if position == end:
                 break
-            user_record = record if isinstance(record := checked[position], UserRecord) else UserRecord(*record)
+            user_record = as_user_record(checked[position])
             deliveries.set(position, await self.internal.put_unacknowledged(stream, user_record))
             position += 1
         if self.internal.writes_ahead:

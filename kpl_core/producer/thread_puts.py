@@ -1,9 +1,13 @@
-"""Puts from threads into a producer of an asyncio event loop, such as those of a sync route of a web framework.
+"""Puts from threads into the producer of an asyncio event loop: those of a sync route, or of a `BlockingProducer`.
 
-A thread checks its user record against the buffer and appends it to a queue. The first put of a burst wakes the loop,
-which then takes the whole queue. The record has a delivery with an outcome of its own, from which it moves to the
-outcome of its Kinesis record. Where a put depends on more than the buffer (a spool, dead letters, fair shares of
-flows), the loop makes it and the thread waits.
+A thread checks its user record, takes room in the buffer, and appends it to an inbox. The first put of a burst wakes
+the loop, which takes the inbox in steps, and the pairs of one stream in a step together. Until then the delivery waits
+on an outcome that the records of the inbox share; then it gets that of its Kinesis record. Where a put depends on more
+than the buffer (a spool, dead letters, fair shares of flows), the loop makes it and the thread waits.
+
+There is no lock. Threads that wait for one in turn cost five times what the put does, and a signal handler may
+interrupt a put anywhere, and put, flush or close. So a put appends, in one step, wakes the loop, and then looks once
+more whether it may put. If not, it takes its record back, unless the loop was faster: then the record is accepted.
 """
 
 import asyncio
@@ -12,27 +16,49 @@ import contextlib
 import os
 import threading
 from asyncio import _get_running_loop
-from collections.abc import Callable, Coroutine, Iterable
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextvars import Context, copy_context
-from typing import Any, Protocol, TypeVar
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import anyio
+import anyio.lowlevel
 
-from kpl_core.errors import BufferFull, ProducerClosed, WrongEventLoop
+from kpl_core.errors import BufferFull, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.producer.checked_records import Puttable, as_user_record, checked_size
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.lifecycle import Lifecycle, require_timeout
-from kpl_core.records.outcome import Outcome
+from kpl_core.records.outcome import Outcome, ResultHandle, ResultHandles
 from kpl_core.records.record_result import INTERNAL, Attempt
-from kpl_core.records.user_record import Tier, UserRecord, check_user_record
+from kpl_core.records.user_record import Tier, UserRecord
 
 T = TypeVar("T")
+Handle = TypeVar("Handle", bound=ResultHandle)
+OwnersHandle = TypeVar("OwnersHandle", bound=ResultHandle)
+
+# The number of this process, which the system takes long to tell.
+_process = os.getpid()
+# How many records the loop takes from the inbox in one step.
+STEP_RECORDS: Final = 250
+# The handle of a record; the stream of a pair, which may be put with its neighbours, else None; the stream, the record,
+# its bytes, and the context of the put if a hook asks for it.
+_QueuedPut = tuple[ResultHandle, str | None, str, Puttable, int, Context | None]
+# Room that is taken for a record which is put later.
+_RESERVATION: Final = ""
 
 
-# Stream, record, its size in bytes, its delivery, and the context of the put if a hook asks for it.
-_QueuedPut = tuple[str, UserRecord, int, Delivery, Context | None]
+def _forked() -> None:
+    global _process  # noqa: PLW0603 - of the process, as its number is
+    _process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class RecordPuts(Protocol):
@@ -54,25 +80,36 @@ class RecordPuts(Protocol):
         """Wait until the write-ahead spool has what was put."""
 
 
-class ThreadPuts:
-    """The queue between the threads and the loop. Its lock is never held while the loop puts."""
+class ThreadPuts(Generic[Handle]):
+    """The inbox between the threads and the loop, whose room is the buffer's. A put returns a handle of its result."""
 
-    def __init__(self, producer: RecordPuts) -> None:
+    def __init__(self, producer: RecordPuts, handle: type[Handle]) -> None:
         config = producer.config
         self._producer = producer
+        self._limit = producer.buffer_limit
         self._is_made_in_the_loop = (
             config.spool is not None or config.dead_letters is not None or config.fairness is not None
         )
         self._asks_for_context = False
-        # Reentrant, because a signal handler may put in the middle of a put.
-        self._lock = threading.RLock()
+        self._handle = handle
+        self._admit: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: int | None = None
         self._process = 0
-        self._queue: list[_QueuedPut] = []
-        # What threads have reserved since the loop was here. It does not count in the producer's buffer yet.
-        self._records = self._bytes = 0
+        # With the bytes of what is in it. Both count as outstanding, and the loop moves them to the buffer's books.
+        # Threads that put at the same instant may each take the last room, and so exceed it by one record each.
+        self._inbox: deque[_QueuedPut] = deque()
+        self._bytes = 0
+        self._taken = 0
+        # The outcome on which the deliveries of some records in a row wait while they are in the inbox.
+        self._shared = Outcome()
+        # True from a wake-up of the loop until it looks.
         self._is_scheduled = False
+
+    def serve(self, handle: type[OwnersHandle], admit: Callable[[], None]) -> "ThreadPuts[OwnersHandle]":
+        """Give an owner's handles; return this inbox. `admit` raises if a put must not be accepted, and may wait."""
+        self._handle, self._admit = cast("type[Handle]", handle), admit
+        return cast("ThreadPuts[OwnersHandle]", self)
 
     def open(self, life: Lifecycle, hooks: Iterable[Hook]) -> None:
         """Accept puts for the running loop of an open producer; on trio, accept none."""
@@ -82,53 +119,99 @@ class ThreadPuts:
 
     # In a thread
 
-    def put(self, stream: str, record: UserRecord) -> Delivery:
-        """Accept a user record now, or not at all; raises as `Producer.put_nowait`."""
+    def __len__(self) -> int:
+        return len(self._inbox)
+
+    def put(self, stream: str, record: Puttable) -> Handle:
+        """Accept a user record or a pair now, or not at all; raises as `Producer.put_nowait`."""
         if self._is_made_in_the_loop:
 
             async def put() -> Delivery:
-                return self._producer.put_record_nowait(stream, record)
+                return self._producer.put_record_nowait(stream, as_user_record(record))
 
-            return self.call(put)
-        size = check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))
-        delivery = Delivery(Outcome(), 0)
-        context = copy_context() if self._asks_for_context else None
-        with self._lock:
-            self._take(size, record.tier)
-            self._queue.append((stream, record, size, delivery, context))
-        return delivery
+            return self._handle_of(self.call(put))
+        size = checked_size(record, self._producer.max_record_bytes(stream))
+        is_pair, context = type(record) is tuple, None
+        if self._asks_for_context:
+            is_pair, context = False, copy_context()
+        if self._admit is not None:
+            self._admit()
+        self._require_room(size, "normal" if isinstance(record, tuple) else record.tier)
+        if not len(self._inbox) % STEP_RECORDS:
+            self._shared = Outcome()
+        handle = self._handle(self._shared, 0)
+        self._append((handle, stream if is_pair else None, stream, record, size, context))
+        return handle
 
-    def put_blocking(self, stream: str, record: UserRecord, timeout: float | None) -> Delivery:
-        """Accept a user record, waiting for room; see `Producer.put_blocking`."""
+    def _append(self, queued: _QueuedPut) -> None:
+        """Append what has room, and wake the loop.
+
+        Raises:
+            KplError: the producer has closed meanwhile, or must not accept it any more.
+        """
+        self._inbox.append(queued)
+        self._bytes += queued[4]
+        try:
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                self._wake()
+            if self._loop is None:
+                raise self._closed()
+            if self._admit is not None:
+                self._admit()
+        except KplError:
+            try:
+                self._inbox.remove(queued)
+            except ValueError:
+                return
+            raise
+
+    def _wake(self) -> None:
+        try:
+            self._own_loop().call_soon_threadsafe(self._step)
+        except RuntimeError as error:
+            # asyncio's loop is closed.
+            self._is_scheduled = False
+            raise self._closed() from error
+
+    def put_blocking(self, stream: str, record: Puttable, timeout: float | None) -> Handle:
+        """Accept a user record or a pair, waiting for room; see `Producer.put_blocking`."""
         require_timeout(timeout)
         self._own_loop()
         # A put must not overtake those that wait in the loop.
-        has_line = self._life.waiters.has_line(record.tier, record.flow)
-        if not has_line and not self._is_made_in_the_loop and _get_running_loop() is None:
+        if not self.has_line(record) and not self._is_made_in_the_loop and _get_running_loop() is None:
             with contextlib.suppress(BufferFull):
                 return self.put(stream, record)
-        return self.call(lambda: self.put_within(stream, record, timeout))
+        return self._handle_of(self.call(lambda: self.put_within(stream, record, timeout)))
+
+    def _handle_of(self, delivery: Delivery) -> Handle:
+        return self._handle(delivery.outcome, delivery.index)
+
+    def has_line(self, record: Puttable) -> bool:
+        """Return True if puts wait for room in the loop before which this one must not come."""
+        waiters = self._life.waiters
+        if not waiters.lines:
+            return False
+        return (
+            waiters.has_line("normal", None)
+            if isinstance(record, tuple)
+            else waiters.has_line(record.tier, record.flow)
+        )
 
     def reserve(self, *, size_bytes: int, tier: Tier) -> None:
         """Take room for one user record; raises `BufferFull` and `ProducerClosed`."""
-        with self._lock:
-            self._take(size_bytes, tier)
+        self._require_room(size_bytes, tier)
+        self._append((self._handle(self._shared, 0), None, _RESERVATION, ("", b""), size_bytes, None))
 
-    def _take(self, size_bytes: int, tier: Tier) -> None:
-        loop, limit = self._own_loop(), self._producer.buffer_limit
-        if not limit.has_room(size_bytes=self._bytes + size_bytes, records=self._records + 1, tier=tier):
-            raise limit.full(more_records=self._records, more_bytes=self._bytes)
-        if not self._is_scheduled:
-            # First, because `drain` looks at it without the lock.
-            self._is_scheduled = True
-            try:
-                loop.call_soon_threadsafe(self.drain)
-            except RuntimeError as error:
-                self._is_scheduled = False
-                raise self._closed() from error
-        # Added only now, because a signal handler may have put in the middle of this put.
-        self._records += 1
-        self._bytes += size_bytes
+    def _require_room(self, size_bytes: int, tier: Tier) -> None:
+        if self._loop is None or self._process != _process:
+            self._own_loop()
+        limit, records, total_bytes = self._limit, len(self._inbox) + 1, self._bytes + size_bytes
+        # The comparison answers most, and costs a fraction of the call.
+        if tier == "normal" and limit.free_records >= records and limit.free_bytes >= total_bytes:
+            return
+        if not limit.has_room(size_bytes=total_bytes, records=records, tier=tier):
+            raise limit.full(more_records=records - 1, more_bytes=self._bytes)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the loop, and wait in this thread for what it returns or raises."""
@@ -153,7 +236,7 @@ class ThreadPuts:
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             raise self._closed()
-        if self._process != os.getpid():
+        if self._process != _process:
             message = f"this is the producer of process {self._process}, which forked this one; make one after the fork"
             raise WrongEventLoop(message)
         return self._loop
@@ -167,37 +250,113 @@ class ThreadPuts:
 
     # In the loop
 
-    def drain(self) -> None:
-        """Put everything that is queued, and count all reservations of threads in the producer's buffer."""
-        if not self._is_scheduled:
-            return
-        with self._lock:
-            queue, self._queue = self._queue, []
-            self._producer.buffer_limit.release(records=-self._records, size_bytes=-self._bytes)
-            self._records = self._bytes = 0
-            self._is_scheduled = False
-        for stream, record, size, delivery, context in queue:
-            try:
-                if context is None:
-                    made = self.put_reserved(stream, record, size)
-                else:
-                    made = context.run(self.put_reserved, stream, record, size)
-            except Exception as error:  # noqa: BLE001 - the other records of the queue must be put
-                made = self._failed(stream, record, str(error))
-            delivery.outcome.move(0, made.outcome, made.index)
-            delivery.outcome.wake()
+    def _step(self) -> None:
+        # First, so that what is appended from now on wakes the loop again.
+        self._is_scheduled = False
+        part = self._take()
+        loop = self._loop
+        if self._inbox and loop is not None:
+            self._is_scheduled = True
+            loop.call_soon(self._step)
+        self._put_all(part)
 
-    def _failed(self, stream: str, record: UserRecord, message: str) -> Delivery:
+    def drain(self) -> None:
+        """Put everything that is in the inbox, and count all reservations of threads in the producer's buffer."""
+        while part := self._take():
+            self._put_all(part)
+
+    async def drained(self) -> None:
+        """Put everything that is in the inbox now, in steps between which other tasks run."""
+        is_drained = self.watch_drained()
+        while not is_drained():
+            self._put_all(self._take())
+            await anyio.lowlevel.checkpoint()
+
+    def watch_drained(self) -> Callable[[], bool]:
+        """Return a function that returns True once everything that is in the inbox now has been put."""
+        last = self._taken + len(self._inbox)
+        return lambda: self._taken >= last
+
+    def _take(self) -> list[_QueuedPut]:
+        """Take the next records from the inbox, and count their room in the buffer's books."""
+        take: Callable[[], _QueuedPut] = self._inbox.popleft
+        part: list[_QueuedPut] = []
+        with contextlib.suppress(IndexError):
+            while len(part) < STEP_RECORDS:
+                part.append(take())
+        size_bytes = sum([queued[4] for queued in part])
+        self._limit.release(records=-len(part), size_bytes=-size_bytes)
+        self._taken += len(part)
+        self._bytes = self._bytes - size_bytes if self._inbox else 0
+        return part
+
+    def _put_all(self, part: list[_QueuedPut]) -> None:
+        waited_on = {queued[0].outcome for queued in part}
+        for stream, run in groupby(part, itemgetter(1)):
+            puts = list(run)
+            known = 0 if stream is None else self._put_pairs(stream, puts)
+            for handle, _, stream_of_one, record, size, context in puts[known:]:
+                if stream_of_one == _RESERVATION:
+                    continue
+                made = self._put_one(stream_of_one, record, size, context)
+                handle.index = made.index
+                handle.outcome = made.outcome
+        for outcome in waited_on:
+            outcome.wake()
+
+    def _put_pairs(self, stream: str, puts: list[_QueuedPut]) -> int:
+        """Put pairs together; return how many, up to one that has to be put alone."""
+        pipeline = self._life.pipelines.get(stream)
+        sizes = [queued[4] for queued in puts]
+        if pipeline is None or max(sizes) > pipeline.max_record_bytes:
+            return 0
+        handles = ResultHandles(len(puts))
+        with contextlib.suppress(Exception), self._room(len(puts), sum(sizes), "normal"):
+            # Those without an outcome are put alone, which raises the exception again.
+            pipeline.put_pairs([queued[3] for queued in puts], (0, len(puts)), self._life.clock(), handles)
+        if pipeline.attention:
+            self._life.own_streams().wake(stream)
+        reached = 0
+        for queued, outcome, index in zip(puts, handles.outcomes, handles.indices, strict=True):
+            if outcome is None:
+                break
+            handle = queued[0]
+            # A thread that looks meanwhile must not find the outcome with the index of another record.
+            handle.index = index
+            handle.outcome = outcome
+            reached += 1
+        # The others still have the room that was reserved for them.
+        self._limit.release(records=reached - len(puts), size_bytes=-sum(sizes[reached:]))
+        return reached
+
+    def _put_one(self, stream: str, record: Puttable, size: int, context: Context | None) -> ResultHandle:
+        user_record = as_user_record(record)
+        try:
+            if context is None:
+                return self.put_reserved(stream, user_record, size)
+            return context.run(self.put_reserved, stream, user_record, size)
+        except Exception as error:  # noqa: BLE001 - the other records of the inbox must be put
+            return self._failed(stream, user_record, str(error))
+
+    def _failed(self, stream: str, record: UserRecord, message: str) -> ResultHandle:
         """Count a record as accepted and failed, such as one above a record limit that is lower since its put."""
-        life = self._life
-        pipeline, now = life.pipeline(stream), life.clock()
+        life, now = self._life, self._life.clock()
+        attempt = Attempt(False, INTERNAL, message, now, now)  # noqa: FBT003
+        try:
+            pipeline = life.pipeline(stream)
+        except KplError:
+            # The producer has failed before it knew the stream, and so it has no books in which this could be counted.
+            outcome = Outcome()
+            outcome.attempted(attempt)
+            outcome.settle()
+            return Delivery(outcome, 0)
         detached = pipeline.stages.accept_detached(record, now)
         life.buffer_limit.overdraw(size_bytes=detached.size_bytes)
-        pipeline.ledger.fail_waiting(detached, Attempt(False, INTERNAL, message, now, now))  # noqa: FBT003
+        pipeline.ledger.fail_waiting(detached, attempt)
         life.own_streams().wake(stream)
         return Delivery(detached.outcome, 0)
 
-    async def put_within(self, stream: str, record: UserRecord, timeout: float | None) -> Delivery:
+    async def put_within(self, stream: str, record: Puttable, timeout: float | None) -> Delivery:
         """Put within `timeout` seconds, which bound the wait for room. The wait for the spool's disk comes after it.
 
         Raises:
@@ -205,27 +364,32 @@ class ThreadPuts:
         """
         delivery = None
         with anyio.move_on_after(timeout):
-            delivery = await self._producer.put_unacknowledged(stream, record)
+            delivery = await self._producer.put_unacknowledged(stream, as_user_record(record))
         if delivery is None:
-            raise self._producer.buffer_limit.full()
+            raise self._limit.full()
         await self._producer.acknowledged([delivery])
         return delivery
 
     def put_reserved(self, stream: str, record: UserRecord, size_bytes: int) -> Delivery:
         """Put a user record in exchange for room that was reserved for it; else as `put_record_nowait`."""
-        limit = self._producer.buffer_limit
-        limit.release(records=1, size_bytes=size_bytes)
+        with self._room(1, size_bytes, record.tier):
+            return self._producer.put_record_nowait(stream, record)
+
+    @contextlib.contextmanager
+    def _room(self, records: int, size_bytes: int, tier: Tier) -> Iterator[None]:
+        """Exchange room that was reserved for that of what is put in the block."""
+        limit = self._limit
+        limit.release(records=records, size_bytes=size_bytes)
         # Critical records may have filled their reserve since, and normal ones the part that bulk may not use.
-        free_records, free_bytes = limit.free_for(record.tier)
-        short_records, short_bytes = max(0, 1 - free_records), max(0, size_bytes - free_bytes)
+        free_records, free_bytes = limit.free_for(tier)
+        short_records, short_bytes = max(0, records - free_records), max(0, size_bytes - free_bytes)
         limit.release(records=short_records, size_bytes=short_bytes)
         try:
-            return self._producer.put_record_nowait(stream, record)
+            yield
         finally:
             limit.release(records=-short_records, size_bytes=-short_bytes)
 
     def close(self) -> None:
-        """Put what is queued, and accept no more."""
-        with self._lock:
-            self._loop = None
+        """Put what is in the inbox, and accept no more."""
+        self._loop = None
         self.drain()

@@ -184,6 +184,18 @@ def test_a_result_that_does_not_come_in_time_raises_timeout_error():
         assert delivery.result(timeout=10).successful
 
 
+def test_waits_that_end_too_early_leave_nothing_behind():
+    kinesis = transport()
+    kinesis.kinesis.faults.add(Latency(0.2), When(operation=PUT))
+    with blocking(kinesis) as orders:
+        delivery = orders.put(STREAM, partition_key="k", data=b"x")
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                delivery.result(timeout=0.001)
+        assert not delivery.follow().waiters
+        assert delivery.result(timeout=10).successful
+
+
 def test_a_flush_that_times_out_reports_that_it_is_incomplete():
     kinesis = transport()
     kinesis.kinesis.faults.add(Hang(), When(operation=PUT))
@@ -200,7 +212,7 @@ def test_a_flush_waits_only_for_what_was_put_before_it() -> None:
     is_over = threading.Event()
 
     class AnotherThreadPuts(BlockingProducer):
-        """Each time the inbox was emptied, another thread puts one more user record."""
+        """Each time the sender drains its sources, another thread puts one more user record."""
 
         def drain(self, producer: Producer) -> None:
             super().drain(producer)

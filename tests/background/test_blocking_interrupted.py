@@ -3,46 +3,59 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from kpl_core import BlockingProducer, Config, ProducerClosed
-from kpl_core.background.blocking_delivery import BlockingDelivery
-from kpl_core.background.sender import BackgroundSender
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.options.policy import FairnessPolicy
-from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.producer.internal import InternalProducer
+from kpl_core.producer.thread_puts import ThreadPuts
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.background.test_blocking import blocking, in_threads, transport
 from tests.background.test_blocking_guarantees import put
+from tests.support.waiting import wait_until
+
+PLACES = [
+    (InternalProducer, "max_record_bytes"),
+    (ThreadPuts, "_require_room"),
+    (ThreadPuts, "_append"),
+    (ThreadPuts, "_wake"),
+]
+
+
+def interrupt(place: type, method: str, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> None:
+    """Raise SIGUSR1 in the main thread at its next call of a method: before it begins, or after its end."""
+    interrupted = getattr(place, method)
+
+    def interrupting(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return interrupted(*args, **options)
+        monkeypatch.setattr(place, method, interrupted)
+        result = interrupted(*args, **options) if is_after else None
+        signal.raise_signal(signal.SIGUSR1)
+        return result if is_after else interrupted(*args, **options)
+
+    monkeypatch.setattr(place, method, interrupting)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
 @pytest.mark.parametrize("timeout", [30.0, None])
-@pytest.mark.parametrize(
-    ("place", "method"), [(BufferLimit, "has_room"), (BlockingDelivery, "__init__"), (BackgroundSender, "run_soon")]
-)
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(("place", "method"), PLACES)
 def test_a_signal_handler_can_close_in_the_middle_of_a_put(
-    place: type, method: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
+    place: type, method: str, is_after: bool, timeout: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted, reports = getattr(place, method), []
-
-    def interrupting(*args: Any, **options: Any) -> Any:
-        if threading.current_thread() is threading.main_thread():
-            monkeypatch.setattr(place, method, interrupted)
-            signal.raise_signal(signal.SIGUSR1)
-        return interrupted(*args, **options)
-
+    reports = []
     with blocking(transport()) as orders:
         before = signal.signal(signal.SIGUSR1, lambda *_: reports.append(orders.close(timeout)))
         try:
             deliveries = [put(orders)]
             assert deliveries[0].result(30).successful
-            monkeypatch.setattr(place, method, interrupting)
+            interrupt(place, method, monkeypatch, is_after=is_after)
             # Nothing that was refused is in the report.
             with contextlib.suppress(ProducerClosed):
                 deliveries.append(put(orders))
@@ -57,14 +70,12 @@ def test_a_signal_handler_can_close_in_the_middle_of_a_put(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
-def test_a_signal_handler_can_put_and_flush_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted, others = BackgroundSender.run_soon, []
-
-    def interrupting(sender: BackgroundSender, callback: Callable[[], object]) -> None:
-        if threading.current_thread() is threading.main_thread():
-            monkeypatch.setattr(BackgroundSender, "run_soon", interrupted)
-            signal.raise_signal(signal.SIGUSR1)
-        interrupted(sender, callback)
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(("place", "method"), PLACES)
+def test_a_signal_handler_can_put_and_flush_in_the_middle_of_a_put(
+    place: type, method: str, is_after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = []
 
     def put_and_flush(*_: object) -> None:
         others.append(put(orders))
@@ -73,11 +84,14 @@ def test_a_signal_handler_can_put_and_flush_in_the_middle_of_a_put(monkeypatch: 
     with blocking(transport()) as orders:
         before = signal.signal(signal.SIGUSR1, put_and_flush)
         try:
-            monkeypatch.setattr(BackgroundSender, "run_soon", interrupting)
+            interrupt(place, method, monkeypatch, is_after=is_after)
             others.append(put(orders))
         finally:
             signal.signal(signal.SIGUSR1, before)
+        assert len(others) == 2
         assert [delivery.result(30).successful for delivery in others] == [True, True]
+        limit = orders._producer.buffer_limit  # noqa: SLF001 - what is outstanding is seen nowhere else
+        wait_until(lambda: limit.outstanding_records == 0, lambda: f"room for all, not {limit!r}")
     assert orders.close().delivered == 2
 
 

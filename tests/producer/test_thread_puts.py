@@ -1,6 +1,7 @@
 """Puts from threads, such as those of sync routes: real threads, a real event loop, a Kinesis in memory."""
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -23,10 +24,11 @@ from kpl_core import (
     WrongEventLoop,
 )
 from kpl_core.hooks import Fact, RecordsFinished
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.support.consumers import read_everything
-from tests.support.producer_scene import STREAM
+from tests.support.producer_scene import STREAM, EndOfTheDriver
 
 pytestmark = pytest.mark.anyio
 THREADS, PUTS = 8, 200
@@ -330,6 +332,12 @@ async def test_a_record_that_fails_after_its_put_is_counted_and_the_others_are_d
                     raise RuntimeError(message)
                 return put_record_nowait(stream, record)
 
+            def failing_together(pairs: list[Any], *_: object) -> int:
+                assert len(pairs) == len(texts)
+                message = "one of these"
+                raise RuntimeError(message)
+
+            monkeypatch.setattr(orders._open[STREAM], "put_pairs", failing_together)  # noqa: SLF001 - to make it fail
             monkeypatch.setattr(orders.internal, "put_record_nowait", failing)
         results = [await delivery for delivery in deliveries]
         assert [result.error_code for result in results] == [None, "Internal", None]
@@ -340,3 +348,33 @@ async def test_a_record_that_fails_after_its_put_is_counted_and_the_others_are_d
         assert (orders.buffer_limit.outstanding_records, orders.buffer_limit.outstanding_bytes) == (0, 0)
     failed = [fact for fact in facts if isinstance(fact, RecordsFinished) and fact.outcome == "failed"]
     assert [fact.reason for fact in failed] == ["Internal"]
+
+
+async def test_a_record_for_a_stream_that_a_failed_producer_never_knew_has_a_result():
+    class Dying(FakeTransport):
+        async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
+            raise EndOfTheDriver
+
+    orders = Producer(Config(record_max_buffered_time_ms=1), transport=Dying(FakeKinesis({STREAM: 1, "other": 1})))
+    with contextlib.suppress(BaseException):
+        async with orders:
+            _ = put(orders, "1")
+            delivery: list[Delivery] = []
+
+            def at_the_end() -> None:
+                thread = threading.Thread(
+                    target=lambda: delivery.append(orders.put_nowait("other", partition_key="k", data=b"x"))
+                )
+                thread.start()
+                thread.join()
+
+            # In the step in which the driver ends: what is in the inbox then, no step of the loop will take.
+            fail = orders._life._fail  # noqa: SLF001 - the instant is seen nowhere else
+
+            def failing(error: BaseException) -> None:
+                at_the_end()
+                fail(error)
+
+            orders._life._fail = failing  # type: ignore[method-assign] # noqa: SLF001
+            await asyncio.sleep(5)
+    assert [each.result().error_code for each in delivery] == ["Internal"]
