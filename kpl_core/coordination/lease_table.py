@@ -323,7 +323,9 @@ def _add_claims(
     for resource, claim in report.claims.items():
         grant = grants.get(resource)
         ceiling, granted = claim.holding, NO_GRANT
-        if grant is not None:
+        if grant is None:
+            ceiling = _of_newcomer(ceiling, resource, report, previous)
+        else:
             granted = grant.share
             bound = granted if is_heard else grant.ceiling
             # It can hold more only if the store lost a summary that it has applied.
@@ -332,6 +334,14 @@ def _add_claims(
             else:
                 ceiling = (max(bound[0], ceiling[0]), max(bound[1], ceiling[1]))
         claimants[resource].add(member, claim, ceiling, granted)
+
+
+def _of_newcomer(holding: Pair, resource: str, report: WorkerReport, previous: Summary | None) -> Pair:
+    """Return the most that a worker without a grant may be using: its share may have risen since its report."""
+    plan = None if previous is None else previous.resources.get(resource)
+    if plan is None or previous is None or (report.generation, report.token) == (previous.generation, previous.token):
+        return holding
+    return max(holding[0], plan.newcomer[0]), max(holding[1], plan.newcomer[1])
 
 
 def _add_silent(

@@ -48,6 +48,35 @@ def test_the_holding_of_a_worker_follows_from_the_summary_it_applied(
     assert summary.members["w0"].steady == steady_then
 
 
+@pytest.mark.parametrize(
+    ("generation", "token", "may_use"),
+    [
+        (7, "b", 2.0),  # it applied this summary
+        (6, "z", 6.6),  # it may have applied this one since, and use what that has for newcomers
+        (7, "a", 6.6),  # likewise: the store lost the summary of this generation that it had applied
+    ],
+)
+def test_a_worker_without_a_grant_may_use_what_a_later_summary_has_for_newcomers(generation, token, may_use):
+    """Six workers had 1.004 times the limit for 0.04 intervals, once in a million transitions."""
+    members = {"w0": FleetMember(1_000.0, 1.0, 1, {RESOURCE: Grant((900.0, 9e5), (900.0, 9e5))})}
+    plans = {RESOURCE: ResourcePlan(LIMIT, (6.6, 6.6e3), 1.0, {}, began_at=900.0)}
+    previous = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, members=members, resources=plans)
+    said = {
+        "w0": (7, "b", 1.0, Claim((5_000.0, 5e6), (900.0, 9e5), LIMIT)),
+        "new": (generation, token, 0.05, Claim((0.0, 0.0), (2.0, 2e3), LIMIT)),
+    }
+    reports = [
+        WorkerReport(
+            worker_id=name, written_at=1_001.0, generation=each, token=word, weight=weight, claims={RESOURCE: claim}
+        )
+        for name, (each, word, weight, claim) in said.items()
+    ]
+    summary = next_summary(previous, reports, TableRules(interval_seconds=5.0, max_workers=2), at=1_002.0)
+    grants = {name: member.grants[RESOURCE] for name, member in summary.members.items()}
+    assert grants["new"].ceiling[0] >= may_use
+    assert grants["w0"].ceiling[0] + max(grants["new"].ceiling[0], may_use) <= 1_000.0 + 1e-6
+
+
 def test_the_grants_of_a_worker_are_steady_until_one_of_them_rises():
     names = ["w0", "w1", "w2", "w3"]
     summary: Summary | None = None

@@ -111,7 +111,10 @@ _SLOW = Weather(slow_answers=0.1, latest=1.7, spacing=INTERVAL)
 BURST, STARTS = 1.1, 1.15
 # Intervals. A lost report is repeated after 1.1 at most, and a plan comes 0.55 later (`lease_table.GAP_INTERVALS`).
 # Each takes some calls, and another loss may come meanwhile.
-REPORTED = 2.0
+REPORTED = 2.5
+# A worker that begins with a resource has what its plan gives newcomers. If the report that says so is lost, the second
+# plan after that one no longer reserves it; the report is repeated after the next read of the plan.
+UNREPORTED, UNTIL_REPEATED = 1.1, 1.0
 KINDS: dict[str, Kind] = {
     "no fault": Kind(1.0, BURST),
     "slow answers": Kind(1.0, BURST, weather=_SLOW, interval_seconds=INTERVAL),
@@ -120,7 +123,7 @@ KINDS: dict[str, Kind] = {
     "tiers and weights": Kind(1.0, STARTS, events=(_join, _leave), start=_of_any_tier),
     "wall clocks": Kind(1.0, STARTS, events=(_join, _leave), start=_with_any_clock),
     "refused writes": Kind(1.0, BURST, weather=Weather(refused=0.15)),
-    "lost requests": Kind(1.0, BURST, weather=_LOST_REQUESTS, interval_seconds=INTERVAL),
+    "lost requests": Kind(UNREPORTED, BURST, UNTIL_REPEATED, weather=_LOST_REQUESTS, interval_seconds=INTERVAL),
     "lost answers": Kind(1.0, BURST, weather=_LOST_ANSWERS, interval_seconds=INTERVAL),
     "late calls": Kind(1.0, BURST, weather=_LATE, interval_seconds=INTERVAL),
     "pauses": Kind(1.0, BURST, events=(_pause,)),
