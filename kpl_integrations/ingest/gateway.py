@@ -399,8 +399,8 @@ class IngestGateway:
             request.log = self._access_log.begin(client, f"{PREFIX}{head.stream}{SUFFIX}", len(body))
         return request
 
-    def put_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> Answer | None:
-        """Return the answer to each of several requests with one record; see `Requests`."""
+    def put_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> Answer | list[Steps[Answer]] | None:
+        """Put the records of several requests with one each; see `Requests`."""
         request = self.begin(head, b"", "", None)
         return None if request is None else request.put_together(bodies)
 

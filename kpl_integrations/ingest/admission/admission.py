@@ -228,20 +228,43 @@ class Admission:
 
         Then nothing has happened. A tenant with a quota is never admitted here.
         """
+
+        def put() -> bool:
+            self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+            return True
+
+        return self._if_ordinary(put, account, stream, len(pairs), size_bytes) is not None
+
+    def put_ordinary_group(
+        self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int
+    ) -> Deliveries | None:
+        """Put the pairs of several requests as `put_ordinary_pairs`, and return their deliveries."""
+
+        def put() -> Deliveries:
+            group = self._producer.internal.begin_group(stream, pairs, flow=account.flow)
+            group.finish()
+            return group.deliveries
+
+        return self._if_ordinary(put, account, stream, len(pairs), size_bytes)
+
+    def _if_ordinary(
+        self, put: Callable[[], R], account: TenantAccount, stream: str, count: int, size_bytes: int
+    ) -> R | None:
+        """Put and count so many records if no check could refuse them, else return None."""
         now = self._clock()
         is_reserved = account.quota is not None or bool(account.share_schedule)
         if self.state == "closed" or is_reserved or stream in self._open_breakers:
-            return False
-        if not self._load_shedder.has_enough(len(pairs), size_bytes):
-            return False
+            return None
+        if not self._load_shedder.has_enough(count, size_bytes):
+            return None
         try:
-            self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+            result = put()
         except (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord):
-            return False
-        account.count_accepted(len(pairs), now)
+            return None
+        account.count_accepted(count, now)
         if self._acknowledge is not None:
-            self._acknowledge(len(pairs))
-        return True
+            self._acknowledge(count)
+        return result
 
     def begin_group(
         self,

@@ -18,9 +18,11 @@ from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Protocol
 
+from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, Requests, encoded
 from kpl_integrations.ingest.http.read_turns import ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_head import ACK_HEADER, FORWARDED_FOR, RecordsHead
+from kpl_integrations.ingest.request.needs import Steps
 
 _log: Final = logging.getLogger(__name__)
 _MOST_REQUESTS: Final = 64
@@ -34,8 +36,11 @@ class BatchedConnection(Protocol):
     loop: Any
     reader: ConnectionReader
 
-    def answer_batched(self, request: "BatchedRequest", answer: EncodedAnswer | None) -> None:
-        """Send the answer that a group of requests shares; None: answer this request as without a batch."""
+    def answer_batched(self, request: "BatchedRequest", answer: EncodedAnswer | Steps[Answer] | None) -> None:
+        """Send the answer that a group of requests shares, or go on with these steps.
+
+        None: answer this request as without a batch.
+        """
 
 
 # The connection, the head and the body of a request, and all its bytes. A tuple: each request makes one.
@@ -72,19 +77,21 @@ class RequestBatch:
         for group in _groups(waiting):
             # All of them are of one tenant.
             with self._turns.charged(group[0][0].reader) if self._turns.is_active else nullcontext():
-                answer = self._answer_to(group) if len(group) > 1 else None
-                for request in group:
+                answers = self._answers_to(group) if len(group) > 1 else (None,)
+                for request, answer in zip(group, answers, strict=True):
                     request[0].answer_batched(request, answer)
 
-    def _answer_to(self, group: Sequence[BatchedRequest]) -> EncodedAnswer | None:
+    def _answers_to(self, group: Sequence[BatchedRequest]) -> Sequence[EncodedAnswer | Steps[Answer] | None]:
         _, head, _, _ = group[0]
         try:
             answer = self._requests.put_together(head, [body for _, _, body, _ in group])
         except Exception:  # noqa: BLE001 - it is logged, and answered 500
             # Their records may have been put, so they are not answered alone.
             _log.exception("Exception in the fast path")
-            return FAILED
-        return None if answer is None else encoded(answer)
+            return [FAILED] * len(group)
+        if isinstance(answer, list):
+            return answer
+        return [None if answer is None else encoded(answer)] * len(group)
 
 
 def _groups(requests: list[BatchedRequest]) -> Collection[list[BatchedRequest]]:

@@ -115,13 +115,15 @@ class GatewayConnection(HttpConnection):
             return True
         return self._start(cached.head, body) is not None
 
-    def answer_batched(self, request: BatchedRequest, answer: EncodedAnswer | None) -> None:
+    def answer_batched(self, request: BatchedRequest, answer: EncodedAnswer | Steps[Answer] | None) -> None:
         """Answer a request of the batch; see `BatchedConnection`. If the client has gone, its record is put anyway."""
         self._is_batched = False
         _, head, body, received = request
         try:
-            if answer is not None:
+            if isinstance(answer, EncodedAnswer):
                 self._send(answer)
+            elif answer is not None:
+                self._go_on(answer)
             elif self._start(head, body) is None and not self.transport.is_closing():
                 super().data_received(received)
         except Exception:  # noqa: BLE001 - it is logged, and the connection ends

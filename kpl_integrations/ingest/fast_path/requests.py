@@ -118,9 +118,10 @@ class Requests(Protocol):
     def begin(self, head: RecordsHead, body: bytes, client: str, server: Server | None) -> RecordsRequest | None:
         """Return a complete request from this address; None: the application has to handle it."""
 
-    def put_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> Answer | None:
-        """Return the answer to each of several requests with one record; None: run each alone.
+    def put_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> Answer | list[Steps[Answer]] | None:
+        """Put the records of several requests with one each.
 
+        Return the answer to each, or what each of them does next; None: run each alone.
         `head` is the head of one of them. The others have the same tenant, stream and options.
         """
 

@@ -130,22 +130,41 @@ class RecordsRequest(Request):
 
     def may_be_put_together(self) -> bool:
         """Return True if requests with this head, whose options are known, may be put together with others."""
-        return self.ack == "queued" and self.head.plain_type is not None and not _APART & self.headers.keys()
+        return self.ack != "spooled" and self.head.plain_type is not None and not _APART & self.headers.keys()
 
-    def put_together(self, bodies: Sequence[bytes]) -> Answer | None:
-        """Put the one record of each body, and return the answer to each. None: nothing has happened.
+    def put_together(self, bodies: Sequence[bytes]) -> Answer | list[Steps[Answer]] | None:
+        """Put the one record of each body; return the answer to each, or what each does next. None: nothing happened.
 
-        All are requests with the tenant, the stream and the options of this one, which has no body of its own. Each
-        then needs a request of its own.
+        All are requests with the tenant, the stream and the options of this one, which has no body of its own. After
+        None each needs a request of its own.
         """
-        if not (self._passes() and self.ack == "queued" and self.account.puts_pairs):
+        if not (self._passes() and self.ack != "spooled" and self.account.puts_pairs):
             return None
         pairs, admission = decode_singles(bodies, self.limits), self.gateway.admission
-        if pairs is None or not admission.put_ordinary_pairs(self.account, self.stream, pairs, sum(map(len, bodies))):
+        if pairs is None:
+            return None
+        size_bytes = sum(map(len, bodies))
+        if self.ack == "delivered":
+            deliveries = admission.put_ordinary_group(self.account, self.stream, pairs, size_bytes)
+            if deliveries is None:
+                return None
+            self.account.requests += len(bodies)
+            return [self._answer_to_one(deliveries[at : at + 1], len(each)) for at, each in enumerate(bodies)]
+        if not admission.put_ordinary_pairs(self.account, self.stream, pairs, size_bytes):
             return None
         self.account.requests += len(bodies)
         self.gateway.tally.answers[_ONE_QUEUED.status] += len(bodies)
         return _ONE_QUEUED
+
+    def _answer_to_one(self, delivery: Deliveries, body_bytes: int) -> Steps[Answer]:
+        """Wait for the result of a record that was put with others; return the answer, and count it."""
+        try:
+            answer = yield from self._wait(Decoded([], []), delivery)
+        except Refused as error:
+            self.received_bytes = body_bytes
+            answer = self._rejected(error)
+        self.gateway.tally.answers[answer.status] += 1
+        return answer
 
     def _passes(self) -> bool:
         """Return True if the checks accept this request, and others from any address, without waiting."""

@@ -14,6 +14,7 @@ import anyio
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding import DecodeLimits, decode_singles
@@ -94,6 +95,16 @@ def read_together(made: list[Line], names: list[str]) -> None:
     for line, name in zip(made, names, strict=False):
         if not line.wire.closed:
             line.protocol.data_received(ASKED[name])
+
+
+async def wait_for_delivered(made: list[Line]) -> None:
+    """Let the cached head of each connection be that of a request that waits for its result."""
+    for line in made:
+        await line.hear(ASKED["delivered"])
+    await anyio.sleep(1.0)
+    # The loop looks late after this, and the first request, which ends that, is answered alone.
+    for line in made:
+        line.wire.writes.clear()
 
 
 def answers_of(line: Line) -> list[bytes]:
@@ -310,6 +321,56 @@ class TestOneIteration:
             read_together(made, ["one"] * 3)
             assert statuses(made) == [b"202"] * 3
             assert groups == []
+
+    async def test_requests_that_wait_for_their_results_are_put_together(self, groups):
+        async with lines(7) as (gateway, made):
+            await wait_for_delivered(made)
+            read_together(made, ["delivered"] * 7)
+            await settle()
+            assert (groups, statuses(made)) == ([6], [])
+            # A client that leaves has put its record, and a request behind one that waits comes after it.
+            made[1].wire.close()
+            made[2].protocol.data_received(ASKED["one"])
+            assert made[3].protocol.is_answering()
+            await anyio.sleep(1.0)
+            assert statuses(made) == [b"200", b"200", b"202", *[b"200"] * 4]
+            answered = [answers_of(line)[0] for line in made if not line.wire.closed]
+            bodies = [json.loads(each.partition(b"\r\n\r\n")[2]) for each in answered]
+            assert {(body["accepted"], body["delivered"], body["failed"]) for body in bodies} == {(1, 1, 0)}
+            assert gateway.tally.answers[200] == 7 + 7
+
+    @pytest.mark.parametrize("code", ["AccessDeniedException", "ResourceNotFoundException"])
+    async def test_a_record_that_is_not_delivered_is_answered_as_alone(self, groups, monkeypatch, code):
+        async def said() -> tuple[Any, ...]:
+            async with lines(5, record_ttl_ms=500) as (gateway, made):
+                await wait_for_delivered(made)
+                transport: Any = gateway._transport  # noqa: SLF001 - the service that it has
+                transport.kinesis.faults.add(ErrorAnswer(code), When(operation="PutRecords"))
+                read_together(made, ["delivered"] * 5)
+                await anyio.sleep(5.0)
+                account = gateway.opened.accounts.find("plain")
+                assert account is not None
+                answers = [each.partition(b"date")[0] for line in made for each in answers_of(line)]
+                counted = account.requests, account.accepted_records, dict(account.refused)
+                return answers, counted, dict(gateway.tally.answers), dict(gateway.tally.refusals)
+
+        together = await said()
+        assert groups == [4]
+        monkeypatch.setattr(RequestBatch, "takes", lambda *_: False)
+        assert together == await said()
+        assert len(together[0]) == 5
+        assert not any(answer.startswith(b"200") for answer in together[0])
+
+    async def test_a_shutdown_waits_for_the_results_of_the_batch(self):
+        async with lines(4) as (_, made):
+            await wait_for_delivered(made)
+            read_together(made, ["delivered"] * 4)
+            for line in made:
+                line.protocol.shutdown()
+            assert statuses(made) == []
+            await anyio.sleep(1.0)
+            assert statuses(made) == [b"200"] * 4
+            assert all(line.wire.closed for line in made)
 
     async def test_while_connections_take_turns_their_tenant_is_charged_when_their_records_are_put(self, groups):
         async with lines(4) as (_, made):
