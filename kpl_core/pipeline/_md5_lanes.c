@@ -56,24 +56,37 @@ static const uint32_t SINES[64] = {
     FOUR(f, times, plus, i + 8, s1, s2, s3, s4) \
     FOUR(f, times, plus, i + 12, s1, s2, s3, s4)
 
+#define BLOCK_OF_16_WORDS \
+    ROUND(F1, 1, 0, 0, 7, 12, 17, 22) \
+    ROUND(F2, 5, 1, 16, 5, 9, 14, 20) \
+    ROUND(F3, 3, 5, 32, 4, 11, 16, 23) \
+    ROUND(F4, 7, 0, 48, 6, 10, 15, 21) \
+    state[0] += a; \
+    state[1] += b; \
+    state[2] += c; \
+    state[3] += d;
+
+static uint32_t read_word(const unsigned char *at)
+{
+    return at[0] | at[1] << 8 | at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+/* Add a block of a message that is alone to its state: a vector for it takes twice as long. */
+static void add_block(uint32_t state[4], const unsigned char *block)
+{
+    uint32_t words[16], a = state[0], b = state[1], c = state[2], d = state[3];
+    for (int word = 0; word < 16; word++) words[word] = read_word(block + 4 * word);
+    BLOCK_OF_16_WORDS
+}
+
 /* Add one block of each lane to its state. */
 static void add_blocks(Words state[4], const unsigned char *const blocks[LANES])
 {
     Words words[16], a = state[0], b = state[1], c = state[2], d = state[3];
     for (int lane = 0; lane < LANES; lane++) {
-        for (int word = 0; word < 16; word++) {
-            const unsigned char *at = blocks[lane] + 4 * word;
-            words[word][lane] = at[0] | at[1] << 8 | at[2] << 16 | (uint32_t)at[3] << 24;
-        }
+        for (int word = 0; word < 16; word++) words[word][lane] = read_word(blocks[lane] + 4 * word);
     }
-    ROUND(F1, 1, 0, 0, 7, 12, 17, 22)
-    ROUND(F2, 5, 1, 16, 5, 9, 14, 20)
-    ROUND(F3, 3, 5, 32, 4, 11, 16, 23)
-    ROUND(F4, 7, 0, 48, 6, 10, 15, 21)
-    state[0] += a;
-    state[1] += b;
-    state[2] += c;
-    state[3] += d;
+    BLOCK_OF_16_WORDS
 }
 
 static void write_word(unsigned char *at, uint32_t word)
@@ -110,9 +123,23 @@ static const unsigned char *next_block(Lane *lane)
     return lane->at - BLOCK_BYTES;
 }
 
+static void md5_of_one(Md5Message *message)
+{
+    Lane lane;
+    uint32_t state[4];
+    memcpy(state, INITIAL, sizeof(state));
+    begin(&lane, message);
+    while (lane.left > 0) add_block(state, next_block(&lane));
+    for (int part = 0; part < 4; part++) write_word(message->digest + 4 * part, state[part]);
+}
+
 /* Write the digest of each message. */
 void md5_of_each(Md5Message *messages, size_t count)
 {
+    if (count == 1) {
+        md5_of_one(messages);
+        return;
+    }
     Lane lanes[LANES];
     Words state[4];
     const unsigned char *blocks[LANES];

@@ -58,6 +58,9 @@ int begin_put_one(void);
 PyObject *fork_count(PyObject *module, PyObject *ignored);
 PyObject *forked(PyObject *module, PyObject *ignored);
 PyObject *last_delivery(OpenRecord *self);
+/* Append a user record of at most so many bytes to the open record of its shard in a router's table. Returns that record,
+   and the bytes of key and data; NULL if nothing was appended, which is an error if one is set. */
+OpenRecord *append_routed(PyObject *table, PyObject *text, PyObject *data, Py_ssize_t most, PyObject *now, Py_ssize_t *size);
 int require(int is_right, const char *what);
 int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now);
 Py_ssize_t entry_head(const char *entry);

@@ -1,7 +1,8 @@
 /* One put of most user records, in C: a method that replaces `Producer.put_nowait` in front of the same in Python.
 
-   It takes a str key and bytes with a known route, for which there is room, in the producer's own event loop. It leaves
-   everything else to the method in Python, before anything has changed. An error of the clock or of the memory is raised. */
+   It takes a str key and bytes-like data for which there is room, in the producer's own event loop, however the arguments
+   are spelt. A key that the router neither knows nor wants to remember is hashed here. It leaves everything else to the
+   method in Python, before anything has changed. An error of the clock or of the memory is raised. */
 
 #include "_open_record.h"
 #include <stddef.h>
@@ -35,7 +36,10 @@ typedef struct {
     PyObject *function; /* the method in Python */
 } PutMethod;
 
-static PyObject *entrance_name, *streams_name, *thread_name, *key_name, *data_name;
+/* The arguments of a put. The first NAMED are those that it takes, the others have a value that is the default. */
+enum { STREAM, KEY, DATA, NAMED, TIER = NAMED, FLOW, EXPLICIT, METADATA, ARGUMENTS };
+static const char *const argument_texts[] = {"stream", "partition_key", "data", "tier", "flow", "explicit_hash_key", "metadata"};
+static PyObject *argument_names[ARGUMENTS], *entrance_name, *streams_name, *thread_name, *remembers_name, *table_name;
 
 /* A forked child has the thread of its parent's event loop, but not the loop. */
 static unsigned long forks;
@@ -50,79 +54,128 @@ PyObject *forked(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     return PyLong_FromUnsignedLong(++forks);
 }
 
-/* Say whether an event loop runs in this thread: with asyncio's loops this is cheaper than to ask for the running loop,
-   for which asyncio asks the system for the process each time. */
-static int runs_here(PyObject *loop)
+/* Say whether an event loop runs in this thread. With asyncio's loops this is cheaper than to ask for the running loop,
+   for which asyncio asks the system for the process each time. Of other loops it is given what says whether they run, and
+   their thread. */
+static int runs_here(PyObject *loop, PyObject *of_thread)
 {
-    PyObject *thread = PyObject_GetAttr(loop, thread_name);
+    PyObject *thread = of_thread == Py_None ? PyObject_GetAttr(loop, thread_name) : Py_NewRef(of_thread);
     unsigned long ident = thread != NULL && PyLong_CheckExact(thread) ? PyLong_AsUnsignedLong(thread) : 0;
     Py_XDECREF(thread);
+    int is_here = ident != 0 && ident == PyThread_get_thread_ident();
+    if (is_here && of_thread != Py_None) {
+        PyObject *runs = PyObject_CallNoArgs(loop);
+        is_here = runs == Py_True;
+        Py_XDECREF(runs);
+    }
     PyErr_Clear();
-    return ident != 0 && ident == PyThread_get_thread_ident();
+    return is_here;
 }
 
-/* Return the open record of a partition key and its entry, or NULL. */
-static OpenRecord *record_of(PyObject *routes, PyObject *text, Key *key, Py_ssize_t *key_bytes)
+/* Append by the route of a known partition key: (lane, entry of the key, its bytes, open record). The result is that of
+   `append_routed`. */
+static OpenRecord *append_known(PyObject *route, PyObject *text, PyObject *data, Py_ssize_t most, PyObject *now, Py_ssize_t *size)
 {
-    PyObject *route = PyUnicode_CheckExact(text) && PyDict_CheckExact(routes) ? PyDict_GetItemWithError(routes, text) : NULL;
-    if (route == NULL || !PyTuple_CheckExact(route) || PyTuple_GET_SIZE(route) != 4) return NULL;
+    if (!PyTuple_CheckExact(route) || PyTuple_GET_SIZE(route) != 4) return NULL;
     PyObject *entry = PyTuple_GET_ITEM(route, 1), *record = PyTuple_GET_ITEM(route, 3);
-    if (!Py_IS_TYPE(record, &OpenRecordType) || !PyBytes_CheckExact(entry)) return NULL;
-    *key = (Key){text, PyBytes_AS_STRING(entry), PyBytes_GET_SIZE(entry)};
-    *key_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(route, 2));
+    Py_ssize_t key_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(route, 2));
+    PyErr_Clear();
+    if (!Py_IS_TYPE(record, &OpenRecordType) || !PyBytes_CheckExact(entry) || key_bytes < 0) return NULL;
+    *size = key_bytes + PyBytes_GET_SIZE(data);
+    Key key = {text, PyBytes_AS_STRING(entry), PyBytes_GET_SIZE(entry)};
+    if (*size > most || append_one((OpenRecord *)record, key, NULL, data, *size, now) <= 0) return NULL;
     return (OpenRecord *)record;
 }
 
-/* Put a record through the entrance of its pipeline: (routes, Room, most bytes). NULL without an error: the method in
-   Python does it. */
+/* Append by the hash of the key, unless the router wants to remember its route. */
+static OpenRecord *append_unknown(PyObject *router, PyObject *text, PyObject *data, Py_ssize_t most, PyObject *now, Py_ssize_t *size)
+{
+    PyObject *remembers = PyObject_GetAttr(router, remembers_name);
+    PyObject *table = remembers == Py_False ? PyObject_GetAttr(router, table_name) : NULL;
+    PyErr_Clear();
+    OpenRecord *record = NULL;
+    if (table != NULL && PyTuple_CheckExact(table)) record = append_routed(table, text, data, most, now, size);
+    Py_XDECREF(table);
+    Py_XDECREF(remembers);
+    return record;
+}
+
+/* Put a record through the entrance of its pipeline: (routes, router, Room, most bytes). NULL without an error: the method
+   in Python does it. */
 static PyObject *put_through(PyObject *entrance, PyObject *text, PyObject *data, PyObject *now)
 {
-    Key key;
-    Py_ssize_t key_bytes;
-    if (!PyTuple_CheckExact(entrance) || PyTuple_GET_SIZE(entrance) != 3 || !PyBytes_CheckExact(data)) return NULL;
-    Room *room = (Room *)PyTuple_GET_ITEM(entrance, 1);
-    if (!PyObject_TypeCheck((PyObject *)room, &RoomType)) return NULL;
-    OpenRecord *record = record_of(PyTuple_GET_ITEM(entrance, 0), text, &key, &key_bytes);
-    Py_ssize_t most = PyLong_AsSsize_t(PyTuple_GET_ITEM(entrance, 2)), size;
+    if (!PyTuple_CheckExact(entrance) || PyTuple_GET_SIZE(entrance) != 4 || PyTuple_GET_ITEM(entrance, 1) == Py_None) return NULL;
+    PyObject *routes = PyTuple_GET_ITEM(entrance, 0);
+    Room *room = (Room *)PyTuple_GET_ITEM(entrance, 2);
+    Py_ssize_t most = PyLong_AsSsize_t(PyTuple_GET_ITEM(entrance, 3)), size;
     PyErr_Clear();
-    if (record == NULL || key_bytes < 0) return NULL;
-    size = key_bytes + PyBytes_GET_SIZE(data);
-    if (size > most || room->free_records < 1 || room->free_bytes < size) return NULL;
-    if (append_one(record, key, NULL, data, size, now) <= 0) return NULL;
+    if (!PyDict_CheckExact(routes) || !PyUnicode_CheckExact(text) || !PyBytes_CheckExact(data)) return NULL;
+    if (!PyObject_TypeCheck((PyObject *)room, &RoomType) || room->free_records < 1) return NULL;
+    if (room->free_bytes < most) most = room->free_bytes;
+    PyObject *route = PyDict_GetItemWithError(routes, text);
+    OpenRecord *record = route != NULL ? append_known(route, text, data, most, now, &size)
+                                       : append_unknown(PyTuple_GET_ITEM(entrance, 1), text, data, most, now, &size);
+    if (record == NULL) return NULL;
     room->free_records--;
     room->free_bytes -= size;
     return last_delivery(record);
 }
 
-/* Put a record of a producer's stream. `streams`: (loop, clock, pipelines by stream, forks when it was opened). */
-static PyObject *put_into(PyObject *streams, PyObject *stream, PyObject *text, PyObject *data)
+/* Put a record of a producer's stream. `streams`: (loop, its thread, clock, pipelines by stream, forks when it was
+   opened). */
+static PyObject *put_into(PyObject *streams, PyObject *const *arguments)
 {
-    if (!PyTuple_CheckExact(streams) || PyTuple_GET_SIZE(streams) != 4 || !PyDict_CheckExact(PyTuple_GET_ITEM(streams, 2)) ||
-        !PyUnicode_CheckExact(stream)) return NULL;
-    int is_here = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(streams, 3)) == forks && runs_here(PyTuple_GET_ITEM(streams, 0));
+    if (!PyTuple_CheckExact(streams) || PyTuple_GET_SIZE(streams) != 5 || !PyDict_CheckExact(PyTuple_GET_ITEM(streams, 3)) ||
+        !PyUnicode_CheckExact(arguments[STREAM])) return NULL;
+    int is_here = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(streams, 4)) == forks &&
+                  runs_here(PyTuple_GET_ITEM(streams, 0), PyTuple_GET_ITEM(streams, 1));
     PyErr_Clear();
     if (!is_here) return NULL;
     /* First, because a clock of a test may run any code. */
-    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 1)), *delivery = NULL;
+    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 2)), *delivery = NULL;
     if (now == NULL) return NULL;
-    PyObject *pipeline = PyDict_GetItemWithError(PyTuple_GET_ITEM(streams, 2), stream);
+    PyObject *pipeline = PyDict_GetItemWithError(PyTuple_GET_ITEM(streams, 3), arguments[STREAM]);
     PyObject *entrance = pipeline == NULL ? NULL : PyObject_GetAttr(pipeline, entrance_name);
     PyErr_Clear();
-    if (entrance != NULL) delivery = put_through(entrance, text, data, now);
+    if (entrance != NULL) delivery = put_through(entrance, arguments[KEY], arguments[DATA], now);
     Py_XDECREF(entrance);
     Py_DECREF(now);
     return delivery;
 }
 
+/* Find stream, key and data among the arguments. Returns 0 if one is missing, or another one is not the default. */
+static int read_arguments(PyObject *const *given, Py_ssize_t positional, PyObject *names, PyObject **arguments)
+{
+    if (positional > 2 || names == NULL) return 0;
+    if (positional == 2) arguments[STREAM] = given[1];
+    for (Py_ssize_t each = 0; each < PyTuple_GET_SIZE(names); each++) {
+        PyObject *value = given[positional + each];
+        int argument = 0;
+        while (argument < ARGUMENTS && PyTuple_GET_ITEM(names, each) != argument_names[argument]) argument++;
+        if (argument == ARGUMENTS) return 0;
+        if (argument < NAMED) {
+            if (arguments[argument] != NULL) return 0;
+            arguments[argument] = value;
+        } else if (argument == TIER) {
+            if (!PyUnicode_CheckExact(value) || PyUnicode_CompareWithASCIIString(value, "normal") != 0) return 0;
+        } else if (value != Py_None) return 0;
+    }
+    return arguments[STREAM] != NULL && arguments[KEY] != NULL && arguments[DATA] != NULL;
+}
+
 static PyObject *call_put(PyObject *callable, PyObject *const *given, size_t flags, PyObject *names)
 {
-    /* (producer, stream, partition_key=, data=) */
-    if (PyVectorcall_NARGS(flags) == 2 && names != NULL && PyTuple_GET_SIZE(names) == 2 &&
-        PyTuple_GET_ITEM(names, 0) == key_name && PyTuple_GET_ITEM(names, 1) == data_name) {
-        PyObject *streams = PyObject_GetAttr(given[0], streams_name);
+    /* (producer, stream, partition_key=, data=, ...) */
+    Py_ssize_t positional = PyVectorcall_NARGS(flags);
+    PyObject *arguments[NAMED] = {NULL}, *own = NULL;
+    if (positional >= 1 && read_arguments(given, positional, names, arguments)) {
+        if (PyByteArray_CheckExact(arguments[DATA]) || PyMemoryView_Check(arguments[DATA]))
+            arguments[DATA] = own = PyObject_CallOneArg((PyObject *)&PyBytes_Type, arguments[DATA]);
+        PyObject *streams = own == NULL && PyErr_Occurred() ? NULL : PyObject_GetAttr(given[0], streams_name);
         PyErr_Clear();
-        PyObject *delivery = streams == NULL ? NULL : put_into(streams, given[1], given[2], given[3]);
+        PyObject *delivery = streams == NULL ? NULL : put_into(streams, arguments);
         Py_XDECREF(streams);
+        Py_XDECREF(own);
         if (delivery != NULL || PyErr_Occurred()) return delivery;
     }
     return PyObject_Vectorcall(((PutMethod *)callable)->function, given, flags, names);
@@ -193,8 +246,12 @@ int begin_put_one(void)
     entrance_name = PyUnicode_InternFromString("entrance");
     streams_name = PyUnicode_InternFromString("_own_streams");
     thread_name = PyUnicode_InternFromString("_thread_id");
-    key_name = PyUnicode_InternFromString("partition_key");
-    data_name = PyUnicode_InternFromString("data");
-    if (data_name == NULL || key_name == NULL || thread_name == NULL || streams_name == NULL || entrance_name == NULL) return -1;
+    remembers_name = PyUnicode_InternFromString("remembers");
+    table_name = PyUnicode_InternFromString("table");
+    if (entrance_name == NULL || streams_name == NULL || thread_name == NULL || remembers_name == NULL || table_name == NULL) return -1;
+    for (int each = 0; each < ARGUMENTS; each++) {
+        argument_names[each] = PyUnicode_InternFromString(argument_texts[each]);
+        if (argument_names[each] == NULL) return -1;
+    }
     return PyType_Ready(&RoomType) < 0 || PyType_Ready(&PutMethodType) < 0 ? -1 : 0;
 }

@@ -69,18 +69,23 @@ static void fetch_ahead(PyObject *pairs, Py_ssize_t position, Py_ssize_t end)
     __builtin_prefetch(data + CACHE_LINE);
 }
 
-/* Read a pair of a valid key and bytes, and write the digest of its explicit hash key. Returns 0 if it is something else. */
-static int read_pair(PyObject *item, Pair *pair)
+/* Read a valid key and bytes. Returns 0 if they are something else. */
+static int read_record(PyObject *key, PyObject *data, Pair *pair)
 {
-    if (!is_pair(item)) return 0;
-    PyObject *key = PyTuple_GET_ITEM(item, 0);
-    pair->data = PyTuple_GET_ITEM(item, 1);
-    if (!PyUnicode_CheckExact(key) || !PyBytes_CheckExact(pair->data)) return 0;
+    pair->data = data;
+    pair->explicit = (Key){0};
+    if (!PyUnicode_CheckExact(key) || !PyBytes_CheckExact(data)) return 0;
     if (PyUnicode_GET_LENGTH(key) == 0 || PyUnicode_GET_LENGTH(key) > MOST_CHARACTERS) return 0;
     pair->key = (Key){key, pair->entry, write_entry(pair->entry, KEY_TAG, key)};
     if (pair->key.entry_bytes < 0) return 0;
-    pair->size = PyBytes_GET_SIZE(pair->data) + pair->key.entry_bytes - entry_head(pair->entry);
-    pair->explicit = (Key){0};
+    pair->size = PyBytes_GET_SIZE(data) + pair->key.entry_bytes - entry_head(pair->entry);
+    return 1;
+}
+
+/* Read a pair, and write the digest of its explicit hash key. Returns 0 if it is something else. */
+static int read_pair(PyObject *item, Pair *pair)
+{
+    if (!is_pair(item) || !read_record(PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1), pair)) return 0;
     if (PyTuple_GET_SIZE(item) == 2) return 1;
     PyObject *explicit = PyTuple_GET_ITEM(item, 2);
     if (!read_hash_key(explicit, pair->digest)) return 0;
@@ -110,6 +115,12 @@ static Py_ssize_t shard_of(const unsigned char *digest, const ShardTable *table)
     return first;
 }
 
+static Md5Message message_of(Pair *pair)
+{
+    Py_ssize_t head = entry_head(pair->entry);
+    return (Md5Message){(unsigned char *)pair->entry + head, (size_t)(pair->key.entry_bytes - head), pair->digest};
+}
+
 /* Read the next pairs and hash their keys, unless there is one shard. Returns how many there are. */
 static Py_ssize_t read_block(PyObject *pairs, Py_ssize_t position, Py_ssize_t end, const ShardTable *table, Pair *block)
 {
@@ -121,8 +132,7 @@ static Py_ssize_t read_block(PyObject *pairs, Py_ssize_t position, Py_ssize_t en
         fetch_ahead(pairs, position + count, end);
         if (!read_pair(PyList_GET_ITEM(pairs, position + count), pair)) break;
         if (pair->explicit.text != NULL) continue;
-        Py_ssize_t head = entry_head(pair->entry);
-        messages[keys++] = (Md5Message){(unsigned char *)pair->entry + head, (size_t)(pair->key.entry_bytes - head), pair->digest};
+        messages[keys++] = message_of(pair);
     }
     if (table->shards > 1) md5_of_each(messages, keys);
     return count;
@@ -157,13 +167,19 @@ static int open_places(PyObject *handles, Py_ssize_t end, Places *places)
     return 0;
 }
 
+/* Return the open record of a pair's shard, or NULL. */
+static OpenRecord *record_of(const Pair *pair, const ShardTable *table)
+{
+    PyObject *item = PyList_GET_ITEM(table->records, table->shards == 1 ? 0 : shard_of(pair->digest, table));
+    return Py_IS_TYPE(item, &OpenRecordType) ? (OpenRecord *)item : NULL;
+}
+
 /* Append a pair to the open record of its shard, and write its outcome and its index in it.
    The result is that of `append_one`, or 0 if there is no such record. */
 static int append_pair(const Pair *pair, const ShardTable *table, PyObject *now, Places *places, Py_ssize_t position)
 {
-    PyObject *item = PyList_GET_ITEM(table->records, table->shards == 1 ? 0 : shard_of(pair->digest, table));
-    if (!Py_IS_TYPE(item, &OpenRecordType)) return 0;
-    OpenRecord *record = (OpenRecord *)item;
+    OpenRecord *record = record_of(pair, table);
+    if (record == NULL) return 0;
     const Key *explicit = pair->explicit.text == NULL ? NULL : &pair->explicit;
     int appended = append_one(record, pair->key, explicit, pair->data, pair->size, now);
     if (appended > 0 && places->outcomes != NULL) {
@@ -192,9 +208,33 @@ static int append_all(PyObject *pairs, Py_ssize_t *position, Py_ssize_t end, con
     return 0;
 }
 
+/* Read the table of a router: the last hash keys of the shards, and their open records. Returns 0 with an error. */
+static int read_table(PyObject *given, ShardTable *table)
+{
+    PyObject *ends, *records;
+    if (!PyArg_ParseTuple(given, "SO!", &ends, &PyList_Type, &records)) return 0;
+    *table = (ShardTable){(unsigned char *)PyBytes_AS_STRING(ends), records, PyList_GET_SIZE(records)};
+    return require(PyBytes_GET_SIZE(ends) == DIGEST_BYTES * table->shards && table->shards > 0, "an end for each shard");
+}
+
+OpenRecord *append_routed(PyObject *given, PyObject *text, PyObject *data, Py_ssize_t most, PyObject *now, Py_ssize_t *size)
+{
+    Pair pair;
+    ShardTable table;
+    if (!read_record(text, data, &pair) || pair.size > most || !read_table(given, &table)) return NULL;
+    if (table.shards > 1) {
+        Md5Message message = message_of(&pair);
+        md5_of_each(&message, 1);
+    }
+    OpenRecord *record = record_of(&pair, &table);
+    if (record == NULL || append_one(record, pair.key, NULL, data, pair.size, now) <= 0) return NULL;
+    *size = pair.size;
+    return record;
+}
+
 static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    PyObject *pairs, *router, *now, *handles, *ends, *records;
+    PyObject *pairs, *router, *now, *handles;
     Py_ssize_t position, end, free_records, free_bytes, taken = 0;
     Places places;
     if (!PyArg_ParseTuple(arguments, "O!(nn)O(nn)OO", &PyList_Type, &pairs, &position, &end, &router, &free_records,
@@ -204,13 +244,9 @@ static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
     if (free_records < end - position) end = position + free_records;
     PyObject *table = PyObject_GetAttrString(router, "table");
     if (table != NULL && table != Py_None) {
-        int failed = !PyArg_ParseTuple(table, "SO!", &ends, &PyList_Type, &records);
-        if (!failed) {
-            ShardTable shards = {(unsigned char *)PyBytes_AS_STRING(ends), records, PyList_GET_SIZE(records)};
-            failed = !require(PyBytes_GET_SIZE(ends) == DIGEST_BYTES * shards.shards && shards.shards > 0, "an end for each shard") ||
-                     append_all(pairs, &position, end, &shards, free_bytes, now, &places, &taken) < 0;
-        }
-        if (failed) Py_CLEAR(table);
+        ShardTable shards;
+        if (!read_table(table, &shards) || append_all(pairs, &position, end, &shards, free_bytes, now, &places, &taken) < 0)
+            Py_CLEAR(table);
     }
     close_places(&places);
     if (table == NULL) return NULL;

@@ -483,7 +483,8 @@ class StreamPipeline:
     @max_record_bytes.setter
     def max_record_bytes(self, value: int) -> None:
         self._max_record_bytes = self.stages.max_record_bytes = value
-        self.entrance = (self._routes, self._buffer_limit, value)  # for the put method in C
+        # For the put method in C, which puts nothing where an intake looks at every record.
+        self.entrance = (self._routes, self._router if self._is_direct else None, self._buffer_limit, value)
 
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:
         """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""

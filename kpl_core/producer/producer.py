@@ -1,5 +1,6 @@
 """The public interface of the asynchronous driver, which adds clock, tasks and waiting to the pipelines."""
 
+import threading
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -82,7 +83,7 @@ class Producer:
         self._open = self._life.pipelines
         self._asyncio_loop = self._life.asyncio_loop
         self._yield_budget = self._life.yield_budget
-        # What the put method in C needs to know, on asyncio's own loops.
+        # What the put method in C needs to know, on asyncio.
         self._own_streams: tuple[Any, ...] | None = None
 
     async def __aenter__(self) -> Self:
@@ -93,8 +94,11 @@ class Producer:
         self._wake = life.own_streams().wake
         self._asyncio_loop = life.asyncio_loop
         self._yield_budget = life.yield_budget
-        if hasattr(self._asyncio_loop, "_thread_id"):
-            self._own_streams = (self._asyncio_loop, self._clock, self._open, fork_count())
+        loop = self._asyncio_loop
+        if hasattr(loop, "_thread_id"):
+            self._own_streams = (loop, None, self._clock, self._open, fork_count())
+        elif loop is not None:
+            self._own_streams = (loop.is_running, threading.get_ident(), self._clock, self._open, fork_count())
         return self
 
     async def __aexit__(

@@ -282,7 +282,7 @@ def test_arrays_that_are_too_short_are_refused(in_c, count):
 
 
 class KnownKey(NamedTuple):
-    """A producer with one stream and one known key, whose `put_nowait` is the method in C before one in Python."""
+    """A producer with one stream of two shards, whose `put_nowait` is the method in C before one in Python."""
 
     producer: Any
     room: Any
@@ -294,68 +294,127 @@ def known_key(in_c) -> KnownKey:
     record, room = in_c.OpenRecord(Delivery), in_c.Room()
     record.restart(Outcome())
     record.limit, room.free_records, room.free_bytes = 1_000, 2, 100
-    entrance = ({"k": ("lane", entry("k"), 1, record), "alone": ("lane", b"", 5, None)}, room, 50)
+    # Half of the keys belong to a shard without an open record.
+    router = SimpleNamespace(table=(b"\x7f" + b"\xff" * 31, [record, None]), remembers=False)
+    known = {"known": ("lane", entry("known"), 5, record), "alone": ("lane", b"", 5, None)}
+    curious = SimpleNamespace(table=router.table, remembers=True)
+    streams = {
+        "s": SimpleNamespace(entrance=(known, router, room, 50)),
+        "curious": SimpleNamespace(entrance=(known, curious, room, 50)),
+        "indirect": SimpleNamespace(entrance=(known, None, room, 50)),
+    }
     loop = SimpleNamespace(_thread_id=threading.get_ident())
 
-    def put(_self, stream, *, partition_key, data, flow=None):
+    def put(_self, stream, *, partition_key, data, explicit_hash_key=None, flow=None, tier="normal", metadata=None):
         """Put in Python."""
-        return stream, partition_key, data, flow
+        return stream, partition_key, data, (explicit_hash_key, flow, tier, metadata)
 
     class Producer:
-        _own_streams: Any = (loop, lambda: 1.5, {"s": SimpleNamespace(entrance=entrance)}, in_c.fork_count())
+        _own_streams: Any = (loop, None, lambda: 1.5, streams, in_c.fork_count())
         put_nowait = in_c.PutMethod(put)
 
     return KnownKey(Producer(), room, record)
 
 
+OTHERS = ("explicit_hash_key", "flow", "tier", "metadata")
+DEFAULTS = (None, None, "normal", None)
+# The first half of the hash keys, and the second.
+OPEN_KEY, OTHER_KEY = "a", "b"
+
+
 def test_the_put_method_appends_takes_room_and_returns_a_delivery(known_key):
     producer, room, record = known_key
     for number in range(2):
-        delivery = producer.put_nowait("s", partition_key="k", data=b"data")
+        delivery = producer.put_nowait("s", partition_key=OPEN_KEY, data=b"data")
         assert (type(delivery), delivery.outcome is record.outcome, delivery.index) == (Delivery, True, number)
     assert (record.arrivals, room.free_records, room.free_bytes) == ([1.5, 1.5], 0, 90)
-    assert producer.put_nowait("s", partition_key="k", data=b"no room") == ("s", "k", b"no room", None)
+    assert producer.put_nowait("s", partition_key=OPEN_KEY, data=b"no room") == ("s", OPEN_KEY, b"no room", DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda method: method("s", partition_key=OPEN_KEY, data=b"x"),
+        lambda method: method("s", data=b"x", partition_key=OPEN_KEY),
+        lambda method: method(stream="s", data=b"x", partition_key=OPEN_KEY),
+        lambda method: method(data=b"x", partition_key=OPEN_KEY, stream="s", tier="normal"),
+        lambda method: method("s", partition_key=OPEN_KEY, data=b"x", flow=None, metadata=None, explicit_hash_key=None),
+        lambda method: method("s", partition_key=OPEN_KEY, data=bytearray(b"x")),
+        lambda method: method("s", partition_key=OPEN_KEY, data=memoryview(b"zxz")[1:2]),
+        lambda method: method("curious", partition_key="known", data=b"x"),
+    ],
+)
+def test_the_put_method_takes_every_spelling(known_key, put):
+    assert put(known_key.producer.put_nowait).index == 0
+    assert (known_key.record.arrivals, known_key.room.free_records) == ([1.5], 1)
+    assert b"x" in known_key.record.aggregated()
 
 
 @pytest.mark.parametrize(
     ("stream", "options"),
     [
         ("t", {}),
-        ("s", {"partition_key": "new"}),
+        ("indirect", {}),
+        ("curious", {}),
         ("s", {"partition_key": "alone"}),
+        ("s", {"partition_key": OTHER_KEY}),
+        ("s", {"partition_key": ""}),
         ("s", {"partition_key": 5}),
-        ("s", {"data": bytearray(b"x")}),
+        ("s", {"data": "text"}),
         ("s", {"data": bytes(50)}),
         ("s", {"flow": "f"}),
+        ("s", {"tier": "bulk"}),
+        ("s", {"tier": 5}),
+        ("s", {"metadata": {}}),
+        ("s", {"explicit_hash_key": "7"}),
         (["unhashable"], {}),
     ],
 )
 def test_the_put_method_leaves_what_is_unusual_to_python(known_key, stream, options):
-    put = {"partition_key": "k", "data": b"x", **options}
-    expected = stream, put["partition_key"], put["data"], put.get("flow")
-    assert known_key.producer.put_nowait(stream, **put) == expected
+    put = {"partition_key": OPEN_KEY, "data": b"x", **options}
+    others = tuple(put.get(name, default) for name, default in zip(OTHERS, DEFAULTS, strict=True))
+    assert known_key.producer.put_nowait(stream, **put) == (stream, put["partition_key"], put["data"], others)
     assert (known_key.record.arrivals, known_key.room.free_records) == ([], 2)
 
 
+def test_the_put_method_raises_what_python_raises_for_a_wrong_call(known_key):
+    released = memoryview(b"x")
+    released.release()
+    assert known_key.producer.put_nowait("s", partition_key=OPEN_KEY, data=released)[:2] == ("s", OPEN_KEY)
+    for positional, named in (
+        (("s", OPEN_KEY), {"data": b"x"}),
+        ((), {"data": b"x"}),
+        (("s",), {"stream": "s", "data": b"x"}),
+    ):
+        with pytest.raises(TypeError):
+            known_key.producer.put_nowait(*positional, **named)
+    with pytest.raises(TypeError, match="unknown"):
+        known_key.producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x", unknown=1)
+    assert known_key.record.arrivals == []
+
+
 def test_the_put_method_leaves_another_loop_and_a_forked_child_to_python(known_key, in_c):
-    producer = known_key.producer
-    loop, *others = vars(type(producer))["_own_streams"]
-    expected = "s", "k", b"x", None
+    producer, here = known_key.producer, threading.get_ident()
+    loop, _, *others = vars(type(producer))["_own_streams"]
+    expected = "s", OPEN_KEY, b"x", DEFAULTS
     for streams in (
         None,
-        (SimpleNamespace(), *others),
-        (SimpleNamespace(_thread_id=None), *others),
-        (SimpleNamespace(_thread_id=threading.get_ident() + 1), *others),
-        (loop, *others[:2], in_c.fork_count() + 1),
-        (loop, time.monotonic, {"s": None}, in_c.fork_count()),
+        (SimpleNamespace(), None, *others),
+        (SimpleNamespace(_thread_id=None), None, *others),
+        (SimpleNamespace(_thread_id=here + 1), None, *others),
+        (lambda: False, here, *others),
+        (lambda: True, here + 1, *others),
+        (lambda: 1 / 0, here, *others),
+        (loop, None, *others[:2], in_c.fork_count() + 1),
+        (loop, None, time.monotonic, {"s": None}, in_c.fork_count()),
     ):
         vars(producer).update(_own_streams=streams)
-        assert producer.put_nowait("s", partition_key="k", data=b"x") == expected
-    vars(producer).update(_own_streams=(loop, *others))
+        assert producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x") == expected
+    vars(producer).update(_own_streams=(lambda: True, here, *others))
+    assert producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x").index == 0
     in_c.forked()
-    assert producer.put_nowait("s", partition_key="k", data=b"x") == expected
-    assert producer.put_nowait("s", data=b"x", partition_key="k") == expected
-    assert known_key.record.arrivals == []
+    assert producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x") == expected
+    assert known_key.record.arrivals == [1.5]
 
 
 def test_the_put_method_raises_what_the_clock_raises(known_key):
@@ -363,10 +422,10 @@ def test_the_put_method_raises_what_the_clock_raises(known_key):
         raise KeyboardInterrupt
 
     producer = known_key.producer
-    loop, _, *others = vars(type(producer))["_own_streams"]
-    vars(producer).update(_own_streams=(loop, interrupted, *others))
+    loop, thread, _, *others = vars(type(producer))["_own_streams"]
+    vars(producer).update(_own_streams=(loop, thread, interrupted, *others))
     with pytest.raises(KeyboardInterrupt):
-        producer.put_nowait("s", partition_key="k", data=b"x")
+        producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x")
     assert known_key.record.arrivals == []
 
 
@@ -374,8 +433,9 @@ def test_the_put_method_looks_like_the_one_in_python(known_key):
     producer = known_key.producer
     method = producer.put_nowait
     assert (method.__name__, method.__doc__) == ("put", "Put in Python.")
-    assert str(inspect.signature(method)) == "(stream, *, partition_key, data, flow=None)"
+    signature = "(stream, *, partition_key, data, explicit_hash_key=None, flow=None, tier='normal', metadata=None)"
+    assert str(inspect.signature(method)) == signature
     assert isinstance(type(producer).put_nowait, type(producer).put_nowait.__class__)
-    assert method("s", partition_key="k", data=b"x").index == 0
+    assert method("s", partition_key=OPEN_KEY, data=b"x").index == 0
     with pytest.raises(TypeError, match="partition_key"):
         method("s", data=b"x")
