@@ -29,8 +29,8 @@ from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.host_names import HostNames
 from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.admission import Admission
+from kpl_integrations.ingest.admission.clients import AddressBudgets, LoginAttempts, SharedRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttempts, SharedRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.requests import records_head_of

@@ -9,14 +9,14 @@ from kpl_core import Producer
 from kpl_core.transport import KinesisTransport
 from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.admission.admission import Admission
-from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.senders import (
+from kpl_integrations.ingest.admission.clients import (
     AddressBudgets,
+    ClientRoom,
     LoginAttempts,
-    SenderRoom,
     SharedRoom,
     network_of,
 )
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount, TenantAccounts
 from kpl_integrations.ingest.http.answers import Tally
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
@@ -105,12 +105,12 @@ class OpenGateway:
             self.login_attempts.failed(address, now)
         return False
 
-    def room_of(self, account: TenantAccount | None, client: str, server: Server | None) -> SenderRoom:
+    def room_of(self, account: TenantAccount | None, client: str, server: Server | None) -> ClientRoom:
         """Return the room for the body of a request of this tenant; clients without credentials count by address."""
         watch = None if server is None else server.watch_body
         if account is not None and self.is_verified(account):
-            return SenderRoom(self.verified_room, account.flow, watch)
-        return SenderRoom(self.anonymous_room, network_of(client), watch)
+            return ClientRoom(self.verified_room, account.flow, watch)
+        return ClientRoom(self.anonymous_room, network_of(client), watch)
 
     def account_shown(self, authorization: str | None) -> TenantAccount:
         """Return the account for the value of an Authorization header; raises as `account_of`."""

@@ -235,10 +235,10 @@ def over_queue_share(tenant: Tenant, *, retry_after: int) -> Refused:
 
 def over_cpu_share(tenant: Tenant | None, *, retry_after: float | None = None) -> Refused:
     """Return the 429 for a request of a tenant that uses most of the CPU while the gateway is late."""
-    sender = "this address" if tenant is None else f"tenant {tenant.id}"
+    client = "this address" if tenant is None else f"tenant {tenant.id}"
     return Refused(
         Refusal.CPU_SHARE,
-        f"the gateway is out of CPU time and {sender} has used more than its share; send fewer or larger requests",
+        f"the gateway is out of CPU time and {client} has used more than its share; send fewer or larger requests",
         retry_after=retry_after,
     )
 

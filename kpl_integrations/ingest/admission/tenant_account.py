@@ -6,9 +6,9 @@ from http import HTTPStatus
 from typing import Final
 
 from kpl_core import FairnessPolicy
+from kpl_integrations.ingest.admission.clients import THIS_ADDRESS, AddressBudget, RefusedBytes, over_decoding
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
 from kpl_integrations.ingest.admission.refusals import REFUSALS, DrainRate, Refusal, Refused, RetryAfterScheduler
-from kpl_integrations.ingest.admission.senders import THIS_ADDRESS, AddressBudget, RefusedBytes, over_decoding
 from kpl_integrations.ingest.tenants import Tenant, TenantDirectory, TenantQuota
 
 # Twice the most tenants of a gateway: the accounts dropped first are mostly those of renamed or removed tenants.

@@ -1,7 +1,7 @@
 """Read a request's body with bounds on its size, its duration, and the memory of all unfinished bodies.
 
 Each body has its own bound, but ten thousand connections that send slowly would use ten thousand times that. So
-unfinished bodies take room from `admission/senders.py`. A body that arrives in one piece takes none, because it is
+unfinished bodies take room from `admission/clients.py`. A body that arrives in one piece takes none, because it is
 decoded at once.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 import anyio
 
 from kpl_integrations.asgi.protocol import Receive
+from kpl_integrations.ingest.admission.clients import ClientRoom, HeldBody, SharedRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.senders import HeldBody, SenderRoom, SharedRoom
 
 _LARGEST_DIGITS: Final = 18
 # The rest of a refused body is read for so long, and up to so many bytes.
@@ -77,11 +77,11 @@ async def _cancel_at(event: anyio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def read_body(receive: Receive, *, most_bytes: int, seconds: float, room: SenderRoom | None = None) -> bytes:
+async def read_body(receive: Receive, *, most_bytes: int, seconds: float, room: ClientRoom | None = None) -> bytes:
     """Return the complete body.
 
     Raises:
-        Refused: it is larger than `most_bytes`, not complete after `seconds`, or its sender may use no more room.
+        Refused: it is larger than `most_bytes`, not complete after `seconds`, or its client may use no more room.
         ClientGone: the client disconnected.
     """
     # It is written as the pieces arrive: joining 16 MiB of pieces at the end would take 10 ms.
@@ -118,7 +118,7 @@ async def read_body(receive: Receive, *, most_bytes: int, seconds: float, room: 
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float, room: SenderRoom | None) -> Iterator[anyio.CancelScope]:
+def _time_limit(seconds: float, room: ClientRoom | None) -> Iterator[anyio.CancelScope]:
     """Cancel the block after so many seconds, without those in which the server does not read the connection."""
     watch = None if room is None else room.watch_body
     with anyio.move_on_after(seconds) as reading:
@@ -140,11 +140,11 @@ def _too_slow(seconds: float) -> Refused:
 
 
 def no_room(room: SharedRoom, *, is_evicted: bool = False) -> Refused:
-    """Return the refusal of a body whose sender may use no more room."""
+    """Return the refusal of a body whose client may use no more room."""
     reason = (
-        "another sender needed the bytes of this body, the largest of the sender that used most"
+        "another client needed the bytes of this body, the largest of the client that used most"
         if is_evicted
-        else "no other sender uses more than this one would with this body"
+        else "no other client uses more than this one would with this body"
     )
     detail = (
         f"unfinished bodies use {room.used_bytes:,} of {room.max_bytes:,} bytes, and {reason}; send the request again, "

@@ -1,7 +1,7 @@
 """Handle large bodies in slices of a few milliseconds, one body at a time, with the event loop in between.
 
 A body is large if its records, or its decompressed size, may take longer than that. Waiting bodies stand in line by
-sender, and the senders take turns, so that one sender's large bodies delay those of others by one body at most. Small
+client, and the clients take turns, so that one client's large bodies delay those of others by one body at most. Small
 bodies never wait here: they are decoded between the slices.
 """
 
@@ -16,8 +16,8 @@ import anyio
 import anyio.lowlevel
 
 from kpl_core.producer.internal import GroupPut
+from kpl_integrations.ingest.admission.clients import ClientRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.senders import SenderRoom
 from kpl_integrations.ingest.decoding import DecodeRefusal, declares_more, inflate
 from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.bodies import no_room
@@ -69,11 +69,11 @@ class LargeBodies:
         self._lines: OrderedDict[str, deque[anyio.Event]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def turn(self, room: SenderRoom, size_bytes: int) -> AsyncIterator[None]:
-        """Wait for a turn, and have it during the block. The body uses room of its sender meanwhile.
+    async def turn(self, room: ClientRoom, size_bytes: int) -> AsyncIterator[None]:
+        """Wait for a turn, and have it during the block. The body uses room of its client meanwhile.
 
         Raises:
-            Refused: its sender may use no more room, or the body has waited too long.
+            Refused: its client may use no more room, or the body has waited too long.
         """
         has_turn = False
         waiting = anyio.move_on_after(self._seconds)
@@ -82,7 +82,7 @@ class LargeBodies:
             raise no_room(room.room)
         try:
             with waiting:
-                await self._acquire(room.sender)
+                await self._acquire(room.client)
                 has_turn = True
                 # From now on it takes a bounded time.
                 held.keep()
@@ -154,30 +154,30 @@ class LargeBodies:
             self._group.finish()
             self._group = None
 
-    async def _acquire(self, sender: str) -> None:
+    async def _acquire(self, client: str) -> None:
         if not self._is_busy:
             self._is_busy = True
             return
         turn = anyio.Event()
-        self._lines.setdefault(sender, deque()).append(turn)
+        self._lines.setdefault(client, deque()).append(turn)
         try:
             await turn.wait()
         except BaseException:
             if turn.is_set():
                 self._release()
             else:
-                line = self._lines[sender]
+                line = self._lines[client]
                 line.remove(turn)
                 if not line:
-                    del self._lines[sender]
+                    del self._lines[client]
             raise
 
     def _release(self) -> None:
-        """Give the turn to the next body of the sender that has waited longest for one."""
+        """Give the turn to the next body of the client that has waited longest for one."""
         if not self._lines:
             self._is_busy = False
             return
-        sender, line = self._lines.popitem(last=False)
+        client, line = self._lines.popitem(last=False)
         line.popleft().set()
         if line:
-            self._lines[sender] = line
+            self._lines[client] = line

@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol
 import anyio
 
 from kpl_core.fairness import CpuTurns
-from kpl_integrations.ingest.admission.senders import network_of
+from kpl_integrations.ingest.admission.clients import network_of
 from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)

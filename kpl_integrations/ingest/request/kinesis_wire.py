@@ -141,7 +141,7 @@ def named_key(request: "KinesisRequest") -> None:
 
 def address_bytes(request: "KinesisRequest") -> None:
     """The address has not sent too many bytes in requests that were refused."""
-    request.gateway.addresses.require(request.room().sender, request.now())
+    request.gateway.addresses.require(request.room().client, request.now())
 
 
 def signature(request: "KinesisRequest") -> Steps[None]:
@@ -222,7 +222,7 @@ class KinesisRequest(Request):
         """Charge the bytes to the tenant, or to the address before the tenant is known."""
         if not self._is_known:
             work_bytes = self.received_bytes + getattr(error, "work_bytes", 0)
-            self.gateway.addresses.charge(self.room().sender, work_bytes, self.now())
+            self.gateway.addresses.charge(self.room().client, work_bytes, self.now())
         elif not isinstance(error, RequestRefused):
             super().charge(error)
         elif error.status < HTTPStatus.INTERNAL_SERVER_ERROR and error.code != THROTTLED:

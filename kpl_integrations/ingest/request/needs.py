@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kpl_core import Deliveries
 from kpl_core.producer.internal import GroupPut
-from kpl_integrations.ingest.admission.senders import SenderRoom
+from kpl_integrations.ingest.admission.clients import ClientRoom
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class Body(NamedTuple):
 
     most_bytes: int
     seconds: float
-    room: SenderRoom
+    room: ClientRoom
 
 
 class StreamName(NamedTuple):
@@ -40,7 +40,7 @@ class KinesisCall(NamedTuple):
 class LargeBody(NamedTuple):
     """The result of these steps, which a large body of so many bytes takes in its turn."""
 
-    room: SenderRoom
+    room: ClientRoom
     size_bytes: int
     steps: "Steps[Any]"
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 
 from kpl_core import Deliveries, NotSpooled
 from kpl_integrations.ingest.admission.acknowledgement import Answer
+from kpl_integrations.ingest.admission.clients import AddressBudget, ClientRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.senders import AddressBudget, SenderRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.http.bodies import require_length, require_size
 from kpl_integrations.ingest.http.request_head import FieldsByName, Server
@@ -122,7 +122,7 @@ class Request:
         """Return the time on the producer's clock."""
         return self.gateway.admission.now()
 
-    def room(self) -> SenderRoom:
+    def room(self) -> ClientRoom:
         """Return the room for an unfinished body: that of the tenant once it is known, else of the address."""
         return self.gateway.room_of(self.account if self._is_known else None, self.client, self.server)
 
@@ -182,7 +182,7 @@ def cpu_share(request: Request) -> None:
 
 
 def refused_bytes(request: Request) -> None:
-    """Its sender has not sent too many bytes in requests that were refused."""
+    """Its client has not sent too many bytes in requests that were refused."""
     account, payer = request.account, request.payer
     if payer is None:
         if account.refused_bytes is not None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kpl_integrations.ingest.admission.senders import ALL_AT_ONCE, AT_ONCE, SECONDS_EACH, LoginAttempts
+from kpl_integrations.ingest.admission.clients import ALL_AT_ONCE, AT_ONCE, SECONDS_EACH, LoginAttempts
 
 
 def guessed(count: int, *addresses: str, now: float = 0.0) -> LoginAttempts:

@@ -10,8 +10,8 @@ import pytest
 
 from kpl_integrations.asgi.protocol import Receive
 from kpl_integrations.ingest import IngestGateway, load_settings
+from kpl_integrations.ingest.admission.clients import ClientRoom, SharedRoom
 from kpl_integrations.ingest.admission.refusals import Refused
-from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
 from kpl_integrations.ingest.http.bodies import read_body
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.support.gateway_scene import JSON, STREAM, Client, kinesis, open_gateway
@@ -179,7 +179,7 @@ async def test_a_body_without_room_is_told_why() -> None:
     room = SharedRoom(1_000)
     told: list[str] = []
 
-    async def read(sender: str, size: int, delay: float) -> None:
+    async def read(client: str, size: int, delay: float) -> None:
         pieces = iter([b"x" * size])
 
         async def receive() -> Any:
@@ -190,7 +190,7 @@ async def test_a_body_without_room_is_told_why() -> None:
 
         await anyio.sleep(delay)
         try:
-            await read_body(receive, most_bytes=1_000, seconds=5.0, room=SenderRoom(room, sender))
+            await read_body(receive, most_bytes=1_000, seconds=5.0, room=ClientRoom(room, client))
         except Refused as refused:
             told.append(refused.detail)
 
@@ -199,9 +199,9 @@ async def test_a_body_without_room_is_told_why() -> None:
         tasks.start_soon(read, "b", 950, 0.1)
         tasks.start_soon(read, "c", 200, 0.2)
     assert told[0].startswith(
-        "unfinished bodies use 900 of 1,000 bytes, and no other sender uses more than this one would with this body;"
+        "unfinished bodies use 900 of 1,000 bytes, and no other client uses more than this one would with this body;"
     )
-    assert "another sender needed the bytes of this body, the largest of the sender that used most;" in told[1]
+    assert "another client needed the bytes of this body, the largest of the client that used most;" in told[1]
 
 
 async def test_slow_and_disconnected_clients_release_their_part_of_the_budget() -> None:

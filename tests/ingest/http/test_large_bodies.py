@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from kpl_integrations.ingest import load_settings
+from kpl_integrations.ingest.admission.clients import ClientRoom, SharedRoom
 from kpl_integrations.ingest.admission.refusals import Refused
-from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
 from kpl_integrations.ingest.http import large_bodies
 from kpl_integrations.ingest.http.large_bodies import SLICE_SECONDS, LargeBodies, small_body
 from kpl_integrations.ingest.request import records
@@ -120,7 +120,7 @@ async def test_a_client_that_disappears_while_its_records_are_put_loses_none(mon
         assert scope.cancelled_caught
         assert gateway.producer.report().accepted == COUNT + 1
         # The turn is free again.
-        async with gateway.opened.large_bodies.turn(SenderRoom(SharedRoom(10), "x"), 1):
+        async with gateway.opened.large_bodies.turn(ClientRoom(SharedRoom(10), "x"), 1):
             pass
 
 
@@ -138,16 +138,16 @@ async def test_a_gateway_that_closes_puts_the_rest_of_a_group():
     assert gateway.report.delivered == COUNT + 1
 
 
-async def test_senders_take_turns_and_a_cancelled_body_gives_its_turn_away():
+async def test_clients_take_turns_and_a_cancelled_body_gives_its_turn_away():
     turns, order = LargeBodies(10.0), list[str]()
     room = SharedRoom(1_000)
 
-    async def body(sender: str, name: str) -> None:
-        async with turns.turn(SenderRoom(room, sender), 10):
+    async def body(client: str, name: str) -> None:
+        async with turns.turn(ClientRoom(room, client), 10):
             order.append(name)
             await anyio.lowlevel.checkpoint()
 
-    async with anyio.create_task_group() as tasks, turns.turn(SenderRoom(room, "z"), 10):
+    async with anyio.create_task_group() as tasks, turns.turn(ClientRoom(room, "z"), 10):
         for name in ("a1", "a2", "a3", "b1"):
             tasks.start_soon(body, name[0], name)
             await anyio.wait_all_tasks_blocked()
@@ -163,12 +163,12 @@ async def test_senders_take_turns_and_a_cancelled_body_gives_its_turn_away():
 
 async def test_a_body_that_waits_too_long_or_finds_no_room_is_refused():
     turns, room = LargeBodies(0.01), SharedRoom(100)
-    async with turns.turn(SenderRoom(room, "a"), 60):
+    async with turns.turn(ClientRoom(room, "a"), 60):
         with pytest.raises(Refused, match="other large bodies"):
-            async with turns.turn(SenderRoom(room, "b"), 10):
+            async with turns.turn(ClientRoom(room, "b"), 10):
                 pass
         with pytest.raises(Refused, match="unfinished bodies use"):
-            async with turns.turn(SenderRoom(room, "a"), 60):
+            async with turns.turn(ClientRoom(room, "a"), 60):
                 pass
         assert room.used_bytes == 60
     assert room.used_bytes == 0
@@ -276,30 +276,30 @@ async def test_a_single_record_that_is_too_large_to_decode_at_once_is_refused():
 
 async def test_a_body_that_is_evicted_when_it_gets_its_turn_gives_it_away():
     turns, room = LargeBodies(10.0), SharedRoom(100)
-    evicting = SenderRoom(room, "c").hold(lambda: None)
+    evicting = ClientRoom(room, "c").hold(lambda: None)
 
     async def evicted() -> None:
         with pytest.raises(Refused):
-            async with turns.turn(SenderRoom(room, "b"), 80):
+            async with turns.turn(ClientRoom(room, "b"), 80):
                 pytest.fail("it has no room")
 
     async with anyio.create_task_group() as tasks:
-        async with turns.turn(SenderRoom(room, "a"), 10):
+        async with turns.turn(ClientRoom(room, "a"), 10):
             tasks.start_soon(evicted)
             await anyio.wait_all_tasks_blocked()
         # The other body has the turn now, and its task has not run yet.
         assert evicting.try_take(30)
     evicting.release()
     with anyio.fail_after(5):
-        async with turns.turn(SenderRoom(room, "a"), 10):
+        async with turns.turn(ClientRoom(room, "a"), 10):
             pass
     assert room.used_bytes == 0
 
 
 async def test_a_body_that_has_its_turn_keeps_its_room():
     turns, room = LargeBodies(10.0), SharedRoom(100)
-    other = SenderRoom(room, "b").hold(lambda: None)
-    async with turns.turn(SenderRoom(room, "a"), 80):
+    other = ClientRoom(room, "b").hold(lambda: None)
+    async with turns.turn(ClientRoom(room, "a"), 80):
         assert not other.try_take(30)
         assert other.try_take(20)
         assert room.used_bytes == 100

@@ -6,7 +6,7 @@ import anyio
 import cbor2
 import pytest
 
-from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
+from kpl_integrations.ingest.admission.clients import ClientRoom, SharedRoom
 from kpl_integrations.ingest.decoding.put_records_body import named_stream
 from kpl_integrations.ingest.request import kinesis_wire
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
@@ -54,7 +54,7 @@ async def test_no_turn_is_held_while_kinesis_is_asked_for_the_stream(form, monke
             tasks.start_soon(large)
             await anyio.wait_all_tasks_blocked()
             with anyio.fail_after(5):
-                async with opened.large_bodies.turn(SenderRoom(SharedRoom(10), "other"), 1):
+                async with opened.large_bodies.turn(ClientRoom(SharedRoom(10), "other"), 1):
                     may_answer.set()
         assert statuses == [200]
     assert gateway.report is not None

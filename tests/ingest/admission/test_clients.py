@@ -1,4 +1,4 @@
-"""What one sender may use before its request is accepted. Times are literal.
+"""What one client may use before its request is accepted. Times are literal.
 
 Conservation: a room's bytes are those of its bodies. Bound: never more than the room has, and never more refused bytes
 than the burst and the rate allow.
@@ -9,32 +9,32 @@ from functools import partial
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
-from kpl_integrations.ingest.admission.refusals import GRACE_SECONDS, REFUSALS, Refused
-from kpl_integrations.ingest.admission.senders import (
+from kpl_integrations.ingest.admission.clients import (
     MOST_ADDRESSES,
     REFUSED_BYTES_AT_ONCE,
     REFUSED_BYTES_PER_SECOND,
     AddressBudgets,
+    ClientRoom,
     HeldBody,
     RefusedBytes,
-    SenderRoom,
     SharedRoom,
     network_of,
 )
+from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
+from kpl_integrations.ingest.admission.refusals import GRACE_SECONDS, REFUSALS, Refused
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import Tenant
 
 ROOM = 1_000
 
 
-def body_of(room: SharedRoom, sender: str, size: int = 0) -> HeldBody:
-    held = SenderRoom(room, sender).hold(lambda: None)
+def body_of(room: SharedRoom, client: str, size: int = 0) -> HeldBody:
+    held = ClientRoom(room, client).hold(lambda: None)
     assert not size or held.try_take(size)
     return held
 
 
-def test_one_sender_may_use_the_whole_room() -> None:
+def test_one_client_may_use_the_whole_room() -> None:
     room = SharedRoom(ROOM)
     bodies = [body_of(room, "a", 100) for _ in range(10)]
     assert not body_of(room, "a").try_take(1)
@@ -42,12 +42,12 @@ def test_one_sender_may_use_the_whole_room() -> None:
     assert body_of(room, "a").try_take(100)
 
 
-def test_a_newcomer_gets_room_from_the_largest_body_of_the_sender_that_uses_most() -> None:
+def test_a_newcomer_gets_room_from_the_largest_body_of_the_client_that_uses_most() -> None:
     room = SharedRoom(ROOM)
     evicted: list[str] = []
-    for sender, size in (("a", 200), ("a", 300), ("b", 400), ("c", 100)):
-        name = f"{sender}{size}"
-        assert SenderRoom(room, sender).hold(partial(evicted.append, name)).try_take(size)
+    for client, size in (("a", 200), ("a", 300), ("b", 400), ("c", 100)):
+        name = f"{client}{size}"
+        assert ClientRoom(room, client).hold(partial(evicted.append, name)).try_take(size)
     assert body_of(room, "new").try_take(50)
     assert evicted == ["a300"]
     assert room.used_bytes == 750
@@ -83,19 +83,19 @@ def test_a_body_that_is_alone_gets_its_bytes_also_above_the_size_of_the_room() -
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 700), st.booleans()), max_size=60))
-def test_a_room_counts_every_byte_once_and_a_small_sender_is_never_refused(steps) -> None:
+def test_a_room_counts_every_byte_once_and_a_small_client_is_never_refused(steps) -> None:
     room = SharedRoom(ROOM)
     bodies: list[HeldBody] = []
-    for sender, size, ends in steps:
+    for client, size, ends in steps:
         if ends and bodies:
             bodies.pop(0).release()
             continue
-        body = SenderRoom(room, sender).hold(lambda: None)
-        before = room.bytes_of(sender)
+        body = ClientRoom(room, client).hold(lambda: None)
+        before = room.bytes_of(client)
         if body.try_take(size):
             bodies.append(body)
         else:
-            # Refused only at or above an equal share of the room among four senders.
+            # Refused only at or above an equal share of the room among four clients.
             assert before + size > ROOM // 4
         bodies = [each for each in bodies if not each.is_evicted]
         assert room.used_bytes == sum(each.size_bytes for each in bodies) <= ROOM
@@ -176,7 +176,7 @@ ONLY_BUDGET = {409, 429}
 
 
 @pytest.mark.parametrize(("refusal", "row"), REFUSALS.items(), ids=[each.value for each in REFUSALS])
-def test_a_refusal_costs_its_sender_unless_the_gateway_or_kinesis_is_the_cause(refusal, row):
+def test_a_refusal_costs_its_client_unless_the_gateway_or_kinesis_is_the_cause(refusal, row):
     costs_budget = row.status < 500
     costs_rate = costs_budget and row.status not in ONLY_BUDGET
     account = account_of(Tenant(id="a", bytes_per_second=1e6))

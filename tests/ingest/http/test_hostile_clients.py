@@ -1,4 +1,4 @@
-"""A hostile sender uses only its own room, rate and budget. Real requests over HTTP."""
+"""A hostile client uses only its own room, rate and budget. Real requests over HTTP."""
 
 import asyncio
 import gzip
@@ -19,7 +19,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from kpl_core.transport import RequestFailure
-from kpl_integrations.ingest.admission.senders import REFUSED_BYTES_PER_SECOND
+from kpl_integrations.ingest.admission.clients import REFUSED_BYTES_PER_SECOND
 from kpl_integrations.ingest.http import bodies
 from kpl_integrations.ingest.tenants import AccessKey, CallableTenants, OpenTenants, Tenant, TenantDirectory
 from tests.support.gateway_scene import JSON, Client, KnownTenants, kinesis, open_gateway
@@ -168,7 +168,7 @@ def test_a_tenant_with_many_unfinished_bodies_leaves_room_for_another_tenant() -
         assert refused_of(running, "quiet") == 0
 
 
-def test_refused_bytes_are_charged_to_the_byte_rate_of_their_sender(served: RunningGateway) -> None:
+def test_refused_bytes_are_charged_to_the_byte_rate_of_their_client(served: RunningGateway) -> None:
     assert post(served, "metered") == 202
     assert [post(served, "metered", NOT_JSON) for _ in range(3)] == [400] * 3
     assert post(served, "metered") == 429
@@ -226,7 +226,7 @@ def test_idle_clients_with_refused_bodies_do_not_delay_the_stop(monkeypatch) -> 
         assert time.monotonic() - started < 4.0
 
 
-def test_a_bomb_costs_its_sender_what_was_decompressed_under_the_default_bound() -> None:
+def test_a_bomb_costs_its_client_what_was_decompressed_under_the_default_bound() -> None:
     with gateway(max_uncut_bytes=2 * MIB) as running:
         statuses = [413]
         while statuses[-1] == 413 and len(statuses) < 100:

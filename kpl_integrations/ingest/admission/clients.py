@@ -1,10 +1,10 @@
-"""What one sender may make the gateway hold and do before its request is accepted. Pure: instants are arguments.
+"""What one client may make the gateway hold and do before its request is accepted. Pure: instants are arguments.
 
-A sender is a tenant, or the address of a client whose credentials are not verified yet. Three machines bound it:
+A client is a tenant, or an address whose credentials are not verified yet. Three machines bound it:
 
 - `SharedRoom`: the memory of unfinished bodies. There is one for verified tenants and one for all others. It is shared
-  by max-min fairness: a sender may use all of it until others need it. Then the largest body of the sender that uses
-  most is evicted, so a sender with less than an equal share is refused only for a body that is being decoded.
+  by max-min fairness: a client may use all of it until others need it. Then the largest body of the client that uses
+  most is evicted, so a client with less than an equal share is refused only for a body that is being decoded.
 - `RefusedBytes`: the bytes, received and inflated, of requests that were refused.
 - `LoginAttempts`: guesses of the admin key.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 
-# Decoding costs up to 0.2 us a byte, so a sender of refused requests may use less than half of a CPU.
+# Decoding costs up to 0.2 us a byte, so the refused requests of a client use less than half of a CPU.
 REFUSED_BYTES_PER_SECOND: Final = 2 * 1024 * 1024
 REFUSED_BYTES_AT_ONCE: Final = 16 * REFUSED_BYTES_PER_SECOND
 # Requests that are refused at the same time cost at most this wait.
@@ -30,24 +30,24 @@ SECONDS_EACH: Final = 12.0
 ALL_AT_ONCE: Final = 100
 ALL_PER_SECOND: Final = 10.0
 _IPV6_NETWORK_BITS: Final = 64
-# The sender in the text of a refusal.
+# The client in the text of a refusal.
 THIS_ADDRESS: Final = "this address"
 
 
 class HeldBody:
-    """An unfinished body and its bytes. `evict` is called once if its bytes are given to another sender."""
+    """An unfinished body and its bytes. `evict` is called once if its bytes are given to another client."""
 
-    __slots__ = ("evict", "is_evicted", "room", "sender", "size_bytes")
+    __slots__ = ("client", "evict", "is_evicted", "room", "size_bytes")
 
-    def __init__(self, room: "SharedRoom", sender: str, evict: Callable[[], object]) -> None:
+    def __init__(self, room: "SharedRoom", client: str, evict: Callable[[], object]) -> None:
         self.room = room
-        self.sender = sender
+        self.client = client
         self.evict = evict
         self.is_evicted = False
         self.size_bytes = 0
 
     def try_take(self, size_bytes: int) -> bool:
-        """Take bytes for another piece; return False if the sender may use no more."""
+        """Take bytes for another piece; return False if the client may use no more."""
         return not self.is_evicted and self.room.try_take(self, size_bytes)
 
     def keep(self) -> None:
@@ -60,25 +60,25 @@ class HeldBody:
 
 
 class SharedRoom:
-    """`max_bytes` that senders share; see the module. A body that is alone in the room may have more."""
+    """`max_bytes` that clients share; see the module. A body that is alone in the room may have more."""
 
-    __slots__ = ("_bodies", "_by_sender", "max_bytes", "used_bytes")
+    __slots__ = ("_bodies", "_by_client", "max_bytes", "used_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
-        self._by_sender: Counter[str] = Counter()
+        self._by_client: Counter[str] = Counter()
         self._bodies: dict[str, set[HeldBody]] = {}
 
-    def bytes_of(self, sender: str) -> int:
-        """Return how many bytes a sender uses."""
-        return self._by_sender[sender]
+    def bytes_of(self, client: str) -> int:
+        """Return how many bytes a client uses."""
+        return self._by_client[client]
 
     def try_take(self, body: HeldBody, size_bytes: int) -> bool:
-        """Take bytes for a body, if necessary from a sender that uses more. Return False if none uses more."""
+        """Take bytes for a body, if necessary from a client that uses more. Return False if none uses more."""
         while self.used_bytes + size_bytes > self.max_bytes and self.used_bytes > body.size_bytes:
-            largest = max(self._bodies, key=self.bytes_of, default=body.sender)
-            if self.bytes_of(largest) <= self.bytes_of(body.sender) + size_bytes:
+            largest = max(self._bodies, key=self.bytes_of, default=body.client)
+            if self.bytes_of(largest) <= self.bytes_of(body.client) + size_bytes:
                 return False
             evicted = max(self._bodies[largest], key=lambda each: each.size_bytes)
             self.release(evicted)
@@ -86,41 +86,41 @@ class SharedRoom:
             evicted.evict()
         self.used_bytes += size_bytes
         body.size_bytes += size_bytes
-        self._by_sender[body.sender] += size_bytes
-        self._bodies.setdefault(body.sender, set()).add(body)
+        self._by_client[body.client] += size_bytes
+        self._bodies.setdefault(body.client, set()).add(body)
         return True
 
     def release(self, body: HeldBody) -> None:
         """Give all bytes of a body back; do nothing if it has none."""
         self.used_bytes -= body.size_bytes
-        self._by_sender[body.sender] -= body.size_bytes
+        self._by_client[body.client] -= body.size_bytes
         body.size_bytes = 0
         self.keep(body)
-        if not self._by_sender[body.sender]:
-            del self._by_sender[body.sender]
+        if not self._by_client[body.client]:
+            del self._by_client[body.client]
 
     def keep(self, body: HeldBody) -> None:
         """Do not evict this body."""
-        bodies = self._bodies.get(body.sender, set())
+        bodies = self._bodies.get(body.client, set())
         bodies.discard(body)
         if not bodies:
-            self._bodies.pop(body.sender, None)
+            self._bodies.pop(body.client, None)
 
 
-class SenderRoom(NamedTuple):
-    """One sender's part of a room. `watch_body` keeps pauses of reading out of a body's time limit, if it is set."""
+class ClientRoom(NamedTuple):
+    """One client's part of a room. `watch_body` keeps pauses of reading out of a body's time limit, if it is set."""
 
     room: SharedRoom
-    sender: str
+    client: str
     watch_body: Callable[[Any], object] | None = None
 
     def hold(self, evict: Callable[[], object]) -> HeldBody:
         """Return a new body without bytes."""
-        return HeldBody(self.room, self.sender, evict)
+        return HeldBody(self.room, self.client, evict)
 
 
 class RefusedBytes:
-    """The budget for one sender's refused requests. While it is overdrawn, they are refused before decoding."""
+    """The budget for one client's refused requests. While it is overdrawn, they are refused before decoding."""
 
     __slots__ = ("_paid_at",)
 
@@ -177,18 +177,18 @@ class AddressBudgets:
 
 
 class AddressBudget(NamedTuple):
-    """The budget of one client's address, for a request whose tenant must not pay."""
+    """The budget of one address, for a request whose tenant must not pay."""
 
     budgets: AddressBudgets
-    client: str
+    address: str
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next request may be read; 0.0: at once."""
-        return self.budgets.wait_seconds(network_of(self.client), now)
+        return self.budgets.wait_seconds(network_of(self.address), now)
 
     def charge(self, size_bytes: int, now: float) -> None:
         """Charge a refused request."""
-        self.budgets.charge(network_of(self.client), size_bytes, now)
+        self.budgets.charge(network_of(self.address), size_bytes, now)
 
 
 class LoginAttempts:
@@ -223,10 +223,10 @@ class LoginAttempts:
             self._by_address.popitem(last=False)
 
 
-def over_decoding(sender: str, wait_seconds: float) -> Refused:
-    """Return the refusal of a request that is not read because of its sender's refused requests."""
+def over_decoding(client: str, wait_seconds: float) -> Refused:
+    """Return the refusal of a request that is not read because of its client's refused requests."""
     detail = (
-        f"refused requests of {sender} cost {wait_seconds * REFUSED_BYTES_PER_SECOND:,.0f} bytes, received and "
+        f"refused requests of {client} cost {wait_seconds * REFUSED_BYTES_PER_SECOND:,.0f} bytes, received and "
         f"decompressed, above the allowed {REFUSED_BYTES_PER_SECOND:,} a second; correct them, and send again after "
         f"{math.ceil(wait_seconds)} s"
     )
