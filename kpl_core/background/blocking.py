@@ -36,6 +36,7 @@ from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, require_timeout
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
+from kpl_core.producer.thread_puts import ThreadPuts
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.user_record import BytesLike, Tier, UserRecord
 from kpl_core.transport.transport import KinesisTransport
@@ -84,6 +85,7 @@ class BlockingProducer(ProcessListener):
         hooks = require_hooks(hooks)
         self._changed = threading.Condition(lock := threading.RLock())
         self.intake: Intake = Intake(self._changed)
+        self._threads: ThreadPuts[BlockingDelivery]
 
         def make() -> Producer:
             producer = Producer(
