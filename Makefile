@@ -254,6 +254,7 @@ dist: $(BUILT)
 	    for wheel in dist/*-cp3$${version#3.}-*.whl dist/*-none-any.whl; do $(CONSTRAINED) .ci/try-wheel "$$python" "$$wheel" </dev/null || exit 1; done; \
 	done
 	@cd dist && sha256sum * >SHA256SUMS && cat SHA256SUMS
+	@.ci/may-release dist || echo 'Warning: the files are complete, and may not be published like this.'
 
 extras: $(BUILT)
 	@$(CONSTRAINED) DIST=$(abspath dist) $(RUN) pytest --quiet -o cache_dir=$(abspath $(VENV))/.extras-cache tests/packaging $(ARGS)

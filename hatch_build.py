@@ -1,15 +1,19 @@
-"""Hatchling's build hook: adds the kernels in C to the wheel, where a C compiler can make them.
+"""Hatchling's hooks. The one for wheels adds the kernels in C, where a C compiler can make them.
 
 The environment variable `KPL_KERNELS` decides: `off` makes the pure wheel, `require` fails where none is possible.
+
+The one for metadata adds what depends on where the project is published.
 """
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 NAME = "kpl_core.pipeline._open_record"
 SOURCES = "kpl_core/pipeline/*.c"
@@ -59,3 +63,36 @@ class CustomBuildHook(BuildHookInterface[Any]):
     def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
         """Remove the compiler's files."""
         self._folder.cleanup()
+
+
+class CustomMetadataHook(MetadataHookInterface):
+    """Adds authors, URLs and README, whose links are absolute: an index of packages has only this file of the project.
+
+    Owner and repository stand in `pyproject.toml`. While they are empty, the links stay as they are in the checkout.
+    """
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add the fields."""
+        owner, repository = self.config["owner"], self.config["repository"].rstrip("/")
+        readme = Path(self.root, "README.md").read_text(encoding="utf-8")
+        if owner and repository:
+            files = f"{repository}/blob/v{metadata['version']}"
+            readme = with_absolute_links(readme, files)
+            metadata["authors"] = [{"name": owner}]
+            metadata["urls"] = {
+                "Source": repository,
+                "Documentation": f"{files}/docs/index.md",
+                "Changelog": f"{files}/CHANGELOG.md",
+                "Issues": f"{repository}/issues",
+            }
+        metadata["readme"] = {"content-type": "text/markdown", "text": readme}
+
+
+def with_absolute_links(text: str, files: str) -> str:
+    """Return Markdown whose relative links and pictures lead to `files`, the URL of the folder of the text."""
+
+    def absolute(match: re.Match[str]) -> str:
+        target = match["target"]
+        return f"]({files}/{target}{'?raw=true' if target.endswith(('.png', '.svg')) else ''}"
+
+    return re.sub(r"\]\((?!\w+:|#)(?P<target>[^)\s]+)", absolute, text)

@@ -43,7 +43,7 @@ def test_the_sdist_contains_everything_for_tests_checks_and_site(sdist: Path) ->
 
 @pytest.mark.timeout(300)
 def test_the_sdist_is_complete_even_if_benchmarks_left_symbolic_links(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / ".venv-bench").mkdir()

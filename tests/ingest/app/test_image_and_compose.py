@@ -30,7 +30,7 @@ def test_the_image_is_built_from_files_of_the_checkout() -> None:
     assert set(re.findall(r"^!(.+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)) == sources
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, wheel = pyproject["project"], pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {"pyproject.toml", "hatch_build.py", project["readme"], *project["license-files"], *wheel["packages"]}
+    needed = {"pyproject.toml", "hatch_build.py", "README.md", *project["license-files"], *wheel["packages"]}
     assert needed == sources
 
 
