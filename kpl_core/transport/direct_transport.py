@@ -19,6 +19,7 @@ import msgspec
 from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.credentials import Credentials, RefreshableCredentials, create_credential_resolver
 from botocore.endpoint_provider import EndpointProvider
+from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from botocore.httpsession import get_cert_path
 from botocore.parsers import JSONParser
 from botocore.session import Session
@@ -40,6 +41,7 @@ from kpl_core.transport.put_records_wire import (
 )
 from kpl_core.transport.request_signer import RequestSigner
 from kpl_core.transport.service_calls import (
+    CredentialsUnavailable,
     ServiceCalls,
     SessionVars,
     ca_bundle,
@@ -279,6 +281,20 @@ class DirectTransport(ServiceCalls):
             return failure_of(method, error)
 
     async def _frozen_credentials(self) -> Any:  # noqa: ANN401
+        """Return credentials to sign with.
+
+        Raises:
+            CredentialsUnavailable: the place that they come from cannot be reached, or refuses.
+        """
+        try:
+            return await self._fresh_credentials()
+        except (TimeoutError, NoCredentialsError, PartialCredentialsError):
+            raise
+        except Exception as error:  # providers may raise anything
+            message = f"credentials cannot be fetched ({type(error).__name__}: {error}); check where they come from"
+            raise CredentialsUnavailable(message) from error
+
+    async def _fresh_credentials(self) -> Any:  # noqa: ANN401
         credentials = self._found.credentials
         if not isinstance(credentials, RefreshableCredentials) or not credentials.refresh_needed():
             return credentials.get_frozen_credentials()

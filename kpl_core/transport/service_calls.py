@@ -91,11 +91,15 @@ def _max_record_bytes(answer: Any) -> int:  # noqa: ANN401
     return int(answer["StreamDescriptionSummary"]["MaxRecordSizeInKiB"]) * KIB
 
 
+class CredentialsUnavailable(Exception):  # noqa: N818 - the name says what happened
+    """Credentials cannot be had this time, such as while STS cannot be reached; a retry may help."""
+
+
 def failure_of(method: str, error: Exception, *, broken: tuple[type[Exception], ...] = ()) -> RequestFailure:
     """Return the failure that an exception of one attempt stands for. `broken` are the client's network errors."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return RequestFailure(NO_CREDENTIALS, f"{error}; configure credentials as for any AWS client")
-    if isinstance(error, (BotoCoreError, OSError, *broken)):
+    if isinstance(error, (BotoCoreError, CredentialsUnavailable, OSError, *broken)):
         text = str(error) or type(error).__name__
     elif isinstance(error, _UNREADABLE):
         # botocore parses nearly any body as an answer without members.

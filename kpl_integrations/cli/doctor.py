@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kpl_core import COMPILED, Config
+from kpl_core.options.validation import without_passwords
 from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice, require_named
 from kpl_integrations.cli.doctor_parts import (
     Check,
@@ -123,6 +124,16 @@ class DoctorCommand:
         if credentials is None:
             message = f"no AWS credentials found; {advice('NoCredentials')}"
             raise CommandFailure(message)
+        try:
+            # Those of a role are fetched only now, for example from STS.
+            await credentials.get_frozen_credentials()
+        except Exception as error:
+            kind, text = type(error).__name__, without_passwords(" ".join(str(error).split()))
+            message = (
+                f"found ({credentials.method}), and cannot be fetched: {kind}: {text}; check the network to where they "
+                "come from, such as STS, and AWS_PROFILE"
+            )
+            raise CommandFailure(message) from error
         # The source of the credentials, never the credentials.
         self._checks.append(Check("credentials", "ok", f"found ({credentials.method or 'given'})"))
         self._current = "connection"

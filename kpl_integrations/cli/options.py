@@ -125,6 +125,9 @@ def run(
     shows its logs itself.
     """
     is_server = log_format is not None
+    # What these log with a traceback is in the sentence of the failure.
+    for name in ("aiobotocore", "botocore"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
     shown = log_format or (lambda: PLAIN)
     print_exceptions_as(shown())
     try:

@@ -157,6 +157,27 @@ def test_an_unreachable_endpoint_is_a_failed_connection(kpl):
     assert (status, found["credentials"], found["connection"], found["stream"]) == (3, "ok", "failed", "skipped")
 
 
+def test_credentials_that_cannot_be_fetched_are_told_from_an_unreachable_kinesis(kpl, stream, tmp_path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    token = tmp_path / "token"
+    token.write_text("signed by the cluster")
+    environment = {
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(token),
+        "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/writer",
+        # Nothing listens there.
+        "AWS_ENDPOINT_URL_STS": "http://127.0.0.1:1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    status, out, err = kpl("doctor", *stream.address, "--json")
+    found = verdicts(out)
+    assert (status, found["credentials"], found["connection"]) == (3, "failed", "skipped")
+    assert "found (assume-role-with-web-identity), and cannot be fetched: EndpointConnectionError" in out
+    assert err == ""
+
+
 @pytest.mark.parametrize(
     ("code", "check"),
     [
