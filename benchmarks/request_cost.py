@@ -143,7 +143,7 @@ async def open_lines(count: int, *, buffered_ms: int = 1) -> AsyncIterator[list[
     settings = load_settings(record_max_buffered_time_ms=buffered_ms, max_outstanding_records=10**6)
     tenants = OpenTenants(Tenant(id="local", otlp_streams={"logs": "orders"}))
     gateway = IngestGateway(settings, tenants, transport=InstantTransport(4))
-    kind = GatewayConnection.for_gateway(gateway, settings)
+    kind: Any = GatewayConnection.for_gateway(gateway, settings)
     config = uvicorn.Config(gateway, http=kind, lifespan="off", ws="none", log_config=None, access_log=False)
     config.load()
     async with gateway:

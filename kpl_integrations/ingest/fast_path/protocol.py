@@ -21,6 +21,7 @@ from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, Pe
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
+from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
 from kpl_integrations.ingest.http.request_cycle import RequestCycle
 from kpl_integrations.ingest.http.request_head import RecordsHead, Server
 from kpl_integrations.ingest.http.timed_request import TimedRequest
@@ -55,6 +56,7 @@ class GatewayConnection(HttpConnection):
             "requests": gateway,
             "batch": RequestBatch(gateway, gateway.read_turns),
             "turns": gateway.read_turns,
+            "buffers": ReceiveBuffers(),
             "header_seconds": settings.header_seconds,
             "max_header_bytes": settings.max_header_bytes,
             "reserves": gateway.directory.verifies,

@@ -28,6 +28,7 @@ from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.raw_answers import HTTP_2_PREFACE, NO_HTTP_2, REFUSALS, AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
 from kpl_integrations.ingest.http.request_cycle import RequestCycle
 from kpl_integrations.ingest.http.request_head import SERVER, Server, refused_head
 from kpl_integrations.ingest.http.timed_request import TimedRequest
@@ -51,7 +52,7 @@ def reserved_connections(limit: int) -> int:
     return min(_MOST_RESERVED, max(1, limit // _RESERVED_SHARE))
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """One connection. A subclass sets how long and how large a head may be."""
 
     header_seconds: ClassVar[float] = 10.0
@@ -61,6 +62,8 @@ class HttpConnection(asyncio.Protocol):
     # The open connections without valid credentials, the oldest first; each server has its own.
     unverified: ClassVar[dict["HttpConnection", None]] = {}
     turns: ClassVar[ReadTurns] = ReadTurns()
+    # Of one loop: two threads must not write into one buffer.
+    buffers: ClassVar[ReceiveBuffers] = ReceiveBuffers()
     answer_starts: ClassVar[AnswerStarts] = AnswerStarts()
     transport: asyncio.Transport
     flow: ConnectionFlow
@@ -85,13 +88,9 @@ class HttpConnection(asyncio.Protocol):
         # The same, but with all of the piece in which it began, and the size of the current piece. A socket delivers
         # up to 256 KiB at once.
         self._most_head_bytes = self._piece_bytes = 0
-        # Whether the current piece contains the end of a request. Then the size of the next head's part in it is
-        # unknown and not counted.
-        self._ends_within = False
-        # Whether it contains the start of a request.
-        self._begins_within = False
-        # Whether it contains a part of a body.
-        self._body_within = False
+        # Whether the current piece has the end of a request (then the size of the next head's part in it is unknown and
+        # not counted), the start of one, or a part of a body; and whether the last large one had several requests.
+        self._ends_within = self._begins_within = self._body_within = self._is_pipelining = False
         # Whether the request asks for an upgrade.
         self._asks_upgrade = False
         self._head_timer: asyncio.TimerHandle | None = None
@@ -134,6 +133,17 @@ class HttpConnection(asyncio.Protocol):
         self.flow.resume_writing()
         self.waiting.clear()
         self.cycle = self._running = self.parser = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - no loop knows better
+        """Return where the loop writes what it receives, right before `buffer_updated`."""
+        return self.buffers.of(is_pipelining=self._is_pipelining)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle so many bytes of the buffer."""
+        data = bytes(self.get_buffer(nbytes)[:nbytes])
+        if nbytes > SLICE_BYTES:
+            self._is_pipelining = self.may_be_cut(data)
+        self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
         """Handle received bytes, at once or when it is the turn of this connection."""

@@ -96,7 +96,7 @@ class QuietServer(uvicorn.Server):
 
     async def _serve_connection(self, connection: socket.socket) -> None:
         config = self.config
-        make: Callable[[], asyncio.Protocol] = partial(
+        make: Callable[[], asyncio.BaseProtocol] = partial(
             config.http_protocol_class,
             config=config,  # type: ignore[call-arg] # as uvicorn's own server creates it
             server_state=self.server_state,
@@ -117,14 +117,14 @@ class QuietServer(uvicorn.Server):
 
 def uvicorn_server(
     application: Any,  # noqa: ANN401 - an ASGI application
-    connection: type[asyncio.Protocol],
+    connection: type[asyncio.BaseProtocol],
     settings: IngestSettings,
     certificate: ServerCertificate | None,
 ) -> QuietServer:
     """Return a server that makes a `connection` for each client."""
     config = uvicorn.Config(
         application,
-        http=connection,
+        http=connection,  # type: ignore[arg-type] # uvicorn names a Protocol, and gives it to the loop as it is
         ws="none",
         lifespan="off",
         log_config=None,
