@@ -1,7 +1,8 @@
 """A producer in a thread of its own: the thread, its event loop, and calls into it from other threads.
 
-`BlockingProducer`, the log handler and the OpenTelemetry exporters each have a queue (`RecordSource`). The sender
-drains it into a `Producer` whenever it is woken, or when the producer has made progress.
+The log handler and the OpenTelemetry exporters each have a queue (`RecordSource`). The sender drains it into a
+`Producer` whenever it is woken, or when the producer has made progress. A `BlockingProducer` puts into its producer's
+own inbox.
 
 The thread is a daemon, so it works until the interpreter finalizes: after the main thread and after the last
 non-daemon thread have ended. Executors refuse work by then, and from Python 3.12 on no thread starts while the

@@ -1,6 +1,7 @@
 """`BlockingProducer` interrupted: signal handlers, hooks that never return, and hooks that read the put's context."""
 
 import contextlib
+import itertools
 import signal
 import threading
 from contextvars import ContextVar
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kpl_core import BlockingProducer, Config, ProducerClosed
+from kpl_core import BlockingProducer, BufferFull, Config, ProducerClosed
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.producer.internal import InternalProducer
@@ -93,6 +94,46 @@ def test_a_signal_handler_can_put_and_flush_in_the_middle_of_a_put(
         limit = orders._producer.buffer_limit  # noqa: SLF001 - what is outstanding is seen nowhere else
         wait_until(lambda: limit.outstanding_records == 0, lambda: f"room for all, not {limit!r}")
     assert orders.close().delivered == 2
+
+
+def test_a_record_that_is_taken_back_holds_up_no_flush() -> None:
+    """A signal that ends the process refuses the puts that it has met in the middle."""
+    go_on, appended, taken_back = threading.Event(), threading.Event(), list[BaseException]()
+    with blocking(transport()) as orders:
+        threads = orders._threads  # noqa: SLF001 - what is in the inbox is seen nowhere else
+        admit, calls = threads._admit, itertools.count()  # noqa: SLF001
+        assert admit is not None
+
+        def refuse_after_the_append() -> None:
+            if next(calls) == 1:
+                appended.set()
+                assert go_on.wait(20)
+                message = "refused"
+                raise BufferFull(message, outstanding_records=1, outstanding_bytes=1)
+
+        def put_one() -> None:
+            try:
+                put(orders)
+            except BufferFull as full:
+                taken_back.append(full)
+
+        # The loop stands still meanwhile.
+        taken = threading.Event()
+        orders.sender.run_soon(lambda: taken.wait(20))
+        threads._admit = refuse_after_the_append  # noqa: SLF001
+        thread = threading.Thread(target=put_one)
+        thread.start()
+        assert appended.wait(20)
+        is_drained = threads.watch_drained()
+        assert not is_drained()
+        go_on.set()
+        thread.join(20)
+        assert is_drained()
+        taken.set()
+        threads._admit = admit  # noqa: SLF001
+        assert orders.flush(20).complete
+        assert orders.close().accepted == 0
+    assert len(taken_back) == 1
 
 
 def test_a_signal_handler_can_flush_in_the_middle_of_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
