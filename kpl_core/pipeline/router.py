@@ -33,8 +33,9 @@ class Destination(Protocol):
 L = TypeVar("L", bound=Destination)
 
 GENERATION_KEYS: Final = 16_384
-# For how many generations of look-ups nothing is remembered after one in which most look-ups missed.
-PAUSE_GENERATIONS: Final = 32
+# For how many generations of misses nothing is remembered after one in which most look-ups missed. With the kernels few
+# puts miss here meanwhile, because they hash such keys themselves, so then it lasts.
+PAUSE_GENERATIONS: Final = 8
 WORTHWHILE_HIT_SHARE: Final = 0.3
 
 # Where the user record goes, what that place needs of its key, the key's bytes, and the place's open record.
@@ -68,9 +69,9 @@ class Router(Generic[L]):
         self._lanes: dict[int, L] = {}
         self.table: tuple[bytes, list[OpenRecord | None]] | None = None
         self._lookups_at_start = 0
-        # False while most look-ups miss; and until how many look-ups.
+        # False while most look-ups miss; and for how many misses.
         self.remembers = True
-        self._pauses_until = 0
+        self._pause = 0
 
     def find(self, partition_key: str) -> Route[L]:
         """Return the route of a partition key that `routes` does not hold, and remember it.
@@ -89,12 +90,12 @@ class Router(Generic[L]):
             if lane is None:
                 lane = self._new_lane(position, md5(key).digest())
             route = (lane, lane.entry(key, digest), len(key), lane.open_record)
-        if not self.remembers:
-            lookups = self._lookups()
-            if lookups < self._pauses_until:
-                return route
-            self.remembers = True
-            self._lookups_at_start = lookups
+        if self._pause:
+            self._pause -= 1
+            if not self._pause:
+                self.remembers = True
+                self._lookups_at_start = self._lookups()
+            return route
         self.routes[partition_key] = route
         if len(self.routes) >= self._generation_keys:
             self._turn_generation()
@@ -132,7 +133,7 @@ class Router(Generic[L]):
         self._lookups_at_start = lookups
         if seen - self._generation_keys < WORTHWHILE_HIT_SHARE * seen:
             self.remembers = False
-            self._pauses_until = lookups + PAUSE_GENERATIONS * self._generation_keys
+            self._pause = PAUSE_GENERATIONS * self._generation_keys
             self._old = {}
         else:
             self._old = self.routes.copy()
