@@ -104,7 +104,8 @@ def test_a_callback_may_put_many_without_waiting():
             found.append(full)
         done.set()
 
-    with blocking(transport(), max_outstanding_records=50) as orders:
+    # So late that the callback is added before the result: else it would be called in this thread, which may wait.
+    with blocking(transport(latency_seconds=0.5), max_outstanding_records=50) as orders:
         orders.put(STREAM, partition_key="k", data=b"0").add_done_callback(again)
         assert done.wait(20)
         deliveries, full = found
@@ -124,7 +125,8 @@ def test_a_callback_cannot_wait_for_the_spool(tmp_path):
         done.set()
 
     spool = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", commit_interval_ms=1.0)
-    with blocking(transport(), spool=spool) as orders:
+    # As late as above.
+    with blocking(transport(latency_seconds=0.5), spool=spool) as orders:
         orders.put(STREAM, partition_key="k", data=b"0").add_done_callback(again)
         assert done.wait(20)
     assert len(found) == 1

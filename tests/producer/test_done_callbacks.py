@@ -207,7 +207,7 @@ def test_a_blocking_producer_calls_in_its_own_thread_and_a_finished_delivery_in_
     def note(delivery: BlockingDelivery) -> None:
         threads.append((delivery, threading.get_ident()))
 
-    with BlockingProducer(Config(record_max_buffered_time_ms=50), transport=transport()) as producer:
+    with BlockingProducer(Config(record_max_buffered_time_ms=50), transport=transport(latency_seconds=0.5)) as producer:
         delivery = producer.put(STREAM, partition_key="k", data=b"x")
         delivery.add_done_callback(note)
         assert delivery.result(10).successful
