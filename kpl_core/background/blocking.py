@@ -181,8 +181,7 @@ class BlockingProducer(ProcessListener):
         if timeout is not None:
             require_timeout(timeout)
         record = puttable(partition_key, data, explicit_hash_key, flow, tier, metadata)
-        if not self._is_open:
-            raise self._closed() from self._sender.failure
+        self._require_open()
         # A put must not overtake those that wait in the loop, such as a `put_many`.
         if not (self._is_made_in_the_loop or self._threads.has_line(record)):
             # No `suppress`, which takes as long as the put.
@@ -225,9 +224,8 @@ class BlockingProducer(ProcessListener):
         return BlockingDeliveries(self._wait_for(self._sender.begin, put))
 
     def _put(self, stream: str, record: Puttable) -> BlockingDelivery:
-        """Put now; in the loop also to the spool if the buffer is full, and within the share of the flow."""
-        if not self._is_open:
-            raise self._closed() from self._sender.failure
+        """Put now. A put that the loop makes may go to the spool, and is bound by the share of its flow."""
+        self._require_open()
         if self._is_made_in_the_loop:
             put = partial(self._producer.internal.put_record_nowait, stream, as_user_record(record))
             return _blocking(put() if self._sender.is_current else self._wait_for(self._sender.begin_call, put))
@@ -238,8 +236,6 @@ class BlockingProducer(ProcessListener):
         if self.intake.is_stopped:
             with self._changed:
                 self._require_admission()
-        if not self._is_open:
-            raise self._closed() from self._sender.failure
 
     def _require_open(self) -> None:
         if not self._is_open:

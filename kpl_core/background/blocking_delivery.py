@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import overload
 
-from kpl_core.producer.delivery import Deliveries, call_when_done, follow, open_outcomes_of, wait_in_thread
+from kpl_core.producer.delivery import Deliveries, call_when_done, follow, wait_for_result, wait_in_thread
 from kpl_core.producer.lifecycle import require_timeout
 from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.record_result import RecordResult
@@ -25,7 +25,7 @@ class BlockingDelivery(ResultHandle, gc=False, eq=False):
             ValueError: the timeout is negative or NaN.
         """
         require_timeout(timeout)
-        if not wait_in_thread(*open_outcomes_of(self), timeout):
+        if not wait_for_result(self, timeout):
             message = f"this user record has no result after {timeout} s; wait longer, or flush the producer"
             raise TimeoutError(message)
         result = self.peek()

@@ -152,8 +152,8 @@ class Intake:
     """Whether a listener accepts records; stopped while a signal ends the process.
 
     A put waits then. A thread that waits may hold a lock that the delivery needs: so puts are refused instead once
-    the delivery is held up. `condition` is that of the lock under which the listener accepts. With `raises` the caller
-    of such a put hears of it.
+    the delivery is held up. `condition` is that of the listener's lock, which the waits release. With `raises` the
+    caller of such a put hears of it.
     """
 
     def __init__(self, condition: threading.Condition, *, raises: bool = True) -> None:

@@ -3,9 +3,8 @@
     put -> (intake) -> aggregate -> limit -> (gate) -> collect -> (the driver sends) -> classify -> finish or retry
 
 The pipeline is synchronous and reads no clock. The driver puts user records, polls for the requests to send, and hands
-the answers back. Between two calls the state is whole, so a cancellation never leaves half a change. Nothing is
-pushed: `poll` lets time pass, returns what may leave, and says when to poll again. What fills the places in
-parentheses is described in `stages.py`.
+the answers back. Between two calls the state is whole, so a cancellation never leaves half a change. Nothing is pushed:
+`poll` lets time pass, and returns what may leave and when to poll again. `stages.py` has what is in parentheses.
 """
 
 import contextlib
@@ -483,7 +482,7 @@ class StreamPipeline:
     @max_record_bytes.setter
     def max_record_bytes(self, value: int) -> None:
         self._max_record_bytes = self.stages.max_record_bytes = value
-        # For the put method in C, which puts nothing where an intake looks at every record.
+        # For the put method in C. Without a router it puts nothing: an intake looks at every record.
         self.entrance = (self._routes, self._router if self._is_direct else None, self._buffer_limit, value)
 
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:

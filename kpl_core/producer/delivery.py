@@ -68,7 +68,7 @@ class Delivery(ResultHandle, gc=False, eq=False):
         if _get_running_loop() is not None:
             message = "this call blocks its thread, in which an event loop runs; await the delivery instead"
             raise WrongEventLoop(message)
-        if not wait_in_thread(*open_outcomes_of(self), timeout):
+        if not wait_for_result(self, timeout):
             message = f"this user record has no result after {timeout} s; wait longer, or flush the producer"
             raise TimeoutError(message)
         return self.result()
@@ -240,14 +240,14 @@ class _ThreadAlarm:
         return self._is_set.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
-def open_outcomes_of(handle: ResultHandle) -> tuple[Callable[[], list[Outcome]], Callable[[Outcome], bool]]:
-    """Return the arguments with which `wait_in_thread` waits for the result of one user record."""
+def wait_for_result(handle: ResultHandle, timeout: float | None) -> bool:
+    """Wait in this thread for the result of a user record, as `wait_in_thread`."""
 
     def open_outcomes() -> list[Outcome]:
         outcome = follow(handle)
         return [] if outcome.settled else [outcome]
 
-    return open_outcomes, lambda outcome: follow(handle) is outcome
+    return wait_in_thread(open_outcomes, lambda outcome: follow(handle) is outcome, timeout)
 
 
 def wait_in_thread(

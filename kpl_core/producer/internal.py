@@ -172,10 +172,6 @@ class InternalProducer:
                 return self.put_record_nowait(stream, record)
         return await self._put_in_turn(stream, record)
 
-    def has_line(self, record: UserRecord) -> bool:
-        """Return True if puts wait for room before which this one must not come. Thread-safe."""
-        return self._life.waiters.has_line(record.tier, record.flow)
-
     def _has_room(self, stream: str, record: UserRecord) -> bool:
         size = check_user_record(record, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
         return self.buffer_limit.has_room(size_bytes=size, tier=record.tier)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 from botocore.credentials import SSOProvider
+from botocore.utils import ContainerMetadataFetcher
 
 from kpl_core import Config, Producer
 from kpl_core.transport.direct_transport import resolved
@@ -145,9 +146,8 @@ def pod_identity(url: str, home: Path) -> Setup:
     return Setup(dict(zip(names, (f"{url}/v1/credentials", str(token)), strict=True)))
 
 
-def container(url: str, _: Path) -> Setup:
-    # ECS sets the relative form, of an address that only its tasks can reach.
-    return Setup({"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v2/credentials/task"})
+def container(_: str, __: Path) -> Setup:
+    return Setup({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/task"})
 
 
 def instance(url: str, _: Path) -> Setup:
@@ -180,6 +180,8 @@ def use(setup: Setup, url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
     # Named when botocore was imported, and HOME was another one.
     monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(home / ".aws" / "sso" / "cache"))
+    # The address that only a task of ECS can reach.
+    monkeypatch.setattr(ContainerMetadataFetcher, "IP_ADDRESS", url.removeprefix("http://"))
     (home / "config").write_text(setup.profiles)
     (home / "credentials").write_text(setup.keys)
     services = {f"AWS_ENDPOINT_URL_{service}": url for service in ("KINESIS", "STS", "SSO")}
