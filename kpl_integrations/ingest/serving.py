@@ -85,7 +85,8 @@ class GatewayServer:
         self._spares = spares
         settings = gateway.settings
         if settings.tls_certificate is not None and settings.tls_key is not None:
-            gateway.certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
+            protocols = ["h2", "http/1.1"] if settings.http2 else ["http/1.1"]
+            gateway.certificate = ServerCertificate(settings.tls_certificate, settings.tls_key, protocols)
         connection = GatewayConnection.for_gateway(gateway, settings)
         self._server = uvicorn_server(gateway, connection, settings, gateway.certificate)
         self.url = url_of(listening, is_tls=settings.tls_certificate is not None)

@@ -75,6 +75,7 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Option("The port; 0 selects a free one.", 0, 65_535, "a port")] = 8080
     tls_certificate: Annotated[Path | None, Option("The certificate chain in PEM.")] = None
     tls_key: Annotated[Path | None, Option("Its private key in PEM.")] = None
+    http2: Annotated[bool, Option("Whether clients may speak HTTP/2; HTTP/1.1 is spoken always.")] = True
     forwarded_allow_ips: Annotated[
         str | None,
         Option("The proxies whose X-Forwarded-For and -Proto are trusted: addresses or networks with commas, or *."),

@@ -29,7 +29,9 @@ _SCOPE_PARTS: Final = 5
 _TIMESTAMP: Final = re.compile(r"\d{8}T\d{6}Z", re.ASCII)
 _TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
 _PARAMETERS: Final = ("Credential", "Signature", "SignedHeaders")
-_ALWAYS_SIGNED: Final = ("host", "x-amz-date")
+_HOST: Final = "host"
+# What clients that speak HTTP/2 sign in place of Host (RFC 9113, section 8.3.1).
+_AUTHORITY: Final = ":authority"
 _SIGNED_IF_PRESENT: Final = ("x-amz-target", "x-amz-security-token")
 _MAX_AUTHORIZATION_CHARACTERS: Final = 4096
 
@@ -145,6 +147,7 @@ def require_signature(
     if key is None:
         raise RequestRefused(UNKNOWN, _INVALID_TOKEN)
     headers = _canonical_headers(request.headers)
+    headers[_AUTHORITY] = headers.get(_HOST, "")
     _require_scope(credential, headers)
     timestamp = headers.get("x-amz-date", "")
     _require_fresh(timestamp, credential.date, now)
@@ -185,7 +188,8 @@ def _require_scope(credential: Credential, headers: Mapping[str, str]) -> None:
         raise RequestRefused(INVALID, f"Credential should be scoped to correct service: '{SERVICE}'.")
     if "x-amz-date" not in headers:
         raise RequestRefused(INCOMPLETE, "Authorization header requires existence of a 'X-Amz-Date' header.")
-    needed = [*_ALWAYS_SIGNED, *(name for name in _SIGNED_IF_PRESENT if name in headers)]
+    host = _AUTHORITY if _AUTHORITY in credential.signed_headers else _HOST
+    needed = [host, "x-amz-date", *(name for name in _SIGNED_IF_PRESENT if name in headers)]
     unsigned = [name for name in needed if name not in credential.signed_headers]
     if unsigned:
         names = ", ".join(f"'{name}'" for name in unsigned)

@@ -10,6 +10,8 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.writes: list[bytes] = []
         self.closed = False
+        # What took the place of the protocol that the test made.
+        self.protocol: asyncio.BaseProtocol | None = None
 
     @property
     def said(self) -> bytes:
@@ -27,6 +29,9 @@ class Wire(asyncio.Transport):
         self.closed = True
 
     abort = close
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
 
     def pause_reading(self) -> None:
         pass

@@ -14,6 +14,8 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from tests.support.http2_attacks import ATTACKS
+
 Body = Callable[[int], bytes]
 RECORDS: Final = "/v1/streams/orders/records"
 JSON, NDJSON = "application/json", "application/x-ndjson"
@@ -22,6 +24,8 @@ AMZ_JSON, AMZ_CBOR = "application/x-amz-json-1.1", "application/x-amz-cbor-1.1"
 PROTOBUF: Final = "application/x-protobuf"
 # No head may be larger.
 MOST_HEAD_BYTES: Final = 30_000
+# A server that ends a connection with more unread bytes than this resets it, and its last frame may be lost.
+MOST_FRAME_BYTES: Final = 70_000
 
 
 class Expensive(NamedTuple):
@@ -351,6 +355,14 @@ def _signed(operation: str, content_type: str, body: Body) -> Callable[[int], Re
     return lambda size: signed(operation, content_type, body(size))
 
 
+def _framed(make: Body) -> Callable[[int], Request]:
+    def made(size: int) -> Request:
+        content = make(size)
+        return Request(content, len(content))
+
+    return made
+
+
 def all_requests() -> list[Expensive]:
     """Return all kinds of expensive requests."""
     posted: list[tuple[str, str, dict[str, Body]]] = [
@@ -384,4 +396,5 @@ def all_requests() -> list[Expensive]:
         Expensive("chunks of 1 byte", _chunked(1), most_bytes=4_000_000),
         Expensive("chunks of 16 bytes", _chunked(16)),
         *(Expensive(f"head: {name}", make, most_bytes=MOST_HEAD_BYTES) for name, make in IN_HEADS.items()),
+        *(Expensive(f"HTTP/2: {each.name}", _framed(each.make), most_bytes=MOST_FRAME_BYTES) for each in ATTACKS),
     ]

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+from tests.support.http2_attacks import LAST_STREAM
+from tests.support.http2_frames import goaway_code, statuses
 from tests.support.running_program import environment
 from tests.support.waiting import wait_until
 
@@ -84,9 +86,12 @@ def ask(port: int, request: bytes) -> int:
 
 
 def answered(connection: socket.socket) -> int:
-    """Read one answer. Return its status, or 0 if there is none."""
+    """Read one answer. Return its status, or 0 if there is none; over HTTP/2 that of an attack, or 1 for GOAWAY."""
     received = b""
     with suppress(ConnectionError):
+        received = connection.recv(65_536)
+        if received.startswith(b"\0"):
+            return _answered_in_frames(connection, received)
         while b"\r\n\r\n" not in received and (piece := connection.recv(65_536)):
             received += piece
         head, _, rest = received.partition(b"\r\n\r\n")
@@ -94,6 +99,15 @@ def answered(connection: socket.socket) -> int:
         while left > 0 and (piece := connection.recv(65_536)):
             left -= len(piece)
     return int(received.split(b" ", 2)[1]) if received.startswith(b"HTTP/") else 0
+
+
+def _answered_in_frames(connection: socket.socket, received: bytes) -> int:
+    while goaway_code(received) is None and LAST_STREAM not in statuses(received):
+        piece = connection.recv(65_536)
+        if not piece:
+            return 0
+        received += piece
+    return statuses(received).get(LAST_STREAM, 1)
 
 
 class GatewayFactory:

@@ -19,12 +19,14 @@ from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, PendingRequest, Requests, encoded
 from kpl_integrations.ingest.http.connection import HttpConnection
+from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
 from kpl_integrations.ingest.http.request_cycle import RequestCycle
 from kpl_integrations.ingest.http.request_head import RecordsHead, Server
 from kpl_integrations.ingest.http.timed_request import TimedRequest
+from kpl_integrations.ingest.http2.connection import become_http_2
 from kpl_integrations.ingest.request.needs import Need, Results, Steps
 from kpl_integrations.ingest.request.records import RecordsRequest
 from kpl_integrations.ingest.settings import IngestSettings
@@ -46,8 +48,6 @@ class GatewayConnection(HttpConnection):
         self._cached: HeadCache | None = None
         # Whether requests with the last head may wait in the batch, and whether one does.
         self._may_batch = self._is_batched = False
-        # The piece that is being parsed.
-        self._received = b""
 
     @classmethod
     def for_gateway(cls, gateway: Any, settings: IngestSettings) -> "type[GatewayConnection]":  # noqa: ANN401
@@ -59,8 +59,8 @@ class GatewayConnection(HttpConnection):
             "buffers": ReceiveBuffers(),
             "header_seconds": settings.header_seconds,
             "max_header_bytes": settings.max_header_bytes,
-            "reserves": gateway.directory.verifies,
-            "unverified": {},
+            "places": ConnectionPlaces(reserves=gateway.directory.verifies),
+            "become_http_2": become_http_2 if settings.http2 else None,
             "answer_starts": AnswerStarts(),
         }
         return type(cls.__name__, (cls,), members)
@@ -92,9 +92,8 @@ class GatewayConnection(HttpConnection):
             if not data:
                 return
             self._cached = None
-        self._received = data
         super().feed(data)
-        self._received = b""
+        self.received = b""
         if self._held is None:
             return
         try:
@@ -211,7 +210,7 @@ class GatewayConnection(HttpConnection):
         self._ends_within = True
         body = held[0] if len(held) == 1 else b"".join(held)
         head = self.requests.head_of(self.url, self.headers)
-        if head is not None and (head.authorization != self.reader.authorization or self in self.unverified):
+        if head is not None and (head.authorization != self.reader.authorization or self in self.places.unverified):
             self._note(head)
         request = None if head is None else self._start(head, body)
         if head is None or request is None:
@@ -222,7 +221,7 @@ class GatewayConnection(HttpConnection):
         if self.transport.is_closing() or not is_first_and_whole:
             return
         if request.status < HTTPStatus.BAD_REQUEST:
-            cached = HeadCache.of(self._received, len(body), head)
+            cached = HeadCache.of(self.received, len(body), head)
             if cached is not None:
                 self._cached = cached
                 self._may_batch = request.may_be_put_together()

@@ -11,7 +11,7 @@ is replaced in between, would meet a certificate with the key of another.
 import logging
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -113,13 +113,15 @@ def _unix_seconds(tag: int, content: bytes) -> float:
 class ServerCertificate:
     """The certificate chain and key of two PEM files, as they could be loaded last.
 
+    A client may choose one of `protocols` in the handshake (ALPN, RFC 7301).
     `problem` says why files that changed since then cannot be used. Not thread-safe: one thread at a time reloads.
 
     Raises:
         ConfigError: the files cannot be used at the start.
     """
 
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, protocols: Sequence[str] = ("http/1.1",)) -> None:
+        self._protocols = list(protocols)
         self._files = (certificate, key)
         self._seen = self._signature()
         self._context, self.validity = self._load()
@@ -172,6 +174,7 @@ class ServerCertificate:
             raise ConfigError(message)
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(self._protocols)
         try:
             context.load_cert_chain(certificate, key, refuse_password)
             return context, validity_of(texts[0])

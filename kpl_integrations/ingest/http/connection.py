@@ -7,39 +7,41 @@ complete; requests behind it wait until it is answered, and their connection is 
   usual request costs nothing. (`bodies.py` bounds the body.) Heads that HTTP forbids or that the gateway does not
   support are refused (`request_head.py:refused_head`).
 - An idle connection is closed. Bytes that belong to no request do not keep it open.
-- When connections run out, the oldest one that has not shown valid credentials and whose request is not complete is
-  closed for a new one. So clients with credentials get in, and keep the connections that they have. A gateway that
-  verifies no credentials closes none.
+- When connections run out, one may have to make place for a new one (`places.py`).
 - While tenants take turns (`read_turns.py`), the CPU time of a request's task is charged to its tenant.
 - Trailer fields of a chunked body are bounded too and then ignored: they must not replace fields of the head (RFC 9110,
   section 6.5.1). No connection is upgraded: a request for an upgrade is answered as if it had not asked.
+- A client that begins with HTTP/2, or has chosen it in the TLS handshake, gets an `Http2Connection` in place of this.
 """
 
 import asyncio
 import logging
 from collections import deque
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 from urllib.parse import unquote
 
 import httptools
 
-from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
+from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import HTTP_2_PREFACE, NO_HTTP_2, REFUSALS, AnswerStarts
-from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.http.read_turns import (
+    SLICE_BYTES,
+    ConnectionReader,
+    PausableConnection,
+    ReadTurns,
+    is_probe,
+)
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
-from kpl_integrations.ingest.http.request_cycle import RequestCycle
+from kpl_integrations.ingest.http.request_cycle import RequestCycle, service_unavailable
 from kpl_integrations.ingest.http.request_head import SERVER, Server, refused_head
 from kpl_integrations.ingest.http.timed_request import TimedRequest
 from kpl_integrations.ingest.http.uvicorn_server import ServerPort
 from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
-# At most this share of the connections is reserved, and at most so many.
-_RESERVED_SHARE: Final = 10
-_MOST_RESERVED: Final = 100
-_MOST_LOOKED_AT: Final = 64
 # The ends of a request line: the parser accepts RTSP too. The lines of an access log in a body have a quotation mark
 # before the line break.
 _LINE_ENDS: Final = (b"/1.1\r\n", b"/1.0\r\n")
@@ -47,24 +49,19 @@ _LINE_ENDS: Final = (b"/1.1\r\n", b"/1.0\r\n")
 _FIRST_REQUEST_SECONDS: Final = 0.5
 
 
-def reserved_connections(limit: int) -> int:
-    """Return how many of `limit` connections are reserved for clients with valid credentials."""
-    return min(_MOST_RESERVED, max(1, limit // _RESERVED_SHARE))
-
-
 class HttpConnection(asyncio.BufferedProtocol):
     """One connection. A subclass sets how long and how large a head may be."""
 
     header_seconds: ClassVar[float] = 10.0
     max_header_bytes: ClassVar[int] = 32_768
-    # Whether connections are reserved for clients with valid credentials.
-    reserves: ClassVar[bool] = True
-    # The open connections without valid credentials, the oldest first; each server has its own.
-    unverified: ClassVar[dict["HttpConnection", None]] = {}
+    # Each server has its own.
+    places: ClassVar[ConnectionPlaces] = ConnectionPlaces()
     turns: ClassVar[ReadTurns] = ReadTurns()
     # Of one loop: two threads must not write into one buffer.
     buffers: ClassVar[ReceiveBuffers] = ReceiveBuffers()
     answer_starts: ClassVar[AnswerStarts] = AnswerStarts()
+    # Puts a connection for HTTP/2 in place of this one; None: HTTP/2 is refused.
+    become_http_2: ClassVar["Callable[[HttpConnection], PausableConnection] | None"] = None
     transport: asyncio.Transport
     flow: ConnectionFlow
     reader: ConnectionReader
@@ -84,6 +81,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.waiting: deque[tuple[RequestCycle, Any, Scope]] = deque()
         self._running: RequestCycle | None = None
         self._in_head = self._is_new = True
+        # The bytes of a new connection until it is known that it does not speak HTTP/2, then the piece being parsed.
+        self._first_bytes = self.received = b""
         self._head_bytes = 0
         # The same, but with all of the piece in which it began, and the size of the current piece. A socket delivers
         # up to 256 KiB at once.
@@ -115,17 +114,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.flow = ConnectionFlow(transport)
         self.client = _address(transport.get_extra_info("peername"))
         self.reader = ConnectionReader(self, self.turns, self.client[0] if self.client else "")
-        limit = self.server.most_connections if self.reserves else None
-        self.unverified[self] = None
-        if limit is not None and len(self.server.shared.connections) > limit - reserved_connections(limit):
-            self._evict()
-        self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+        self.places.take(self, len(self.server.shared.connections), self.server.most_connections)
+        tls = transport.get_extra_info("ssl_object")
+        if self.become_http_2 is not None and tls is not None and tls.selected_alpn_protocol() == "h2":
+            self.become_http_2()
+        else:
+            self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason changes nothing
         """Tell the requests, cancel the timers, and break reference cycles, which would be collected late."""
         self.server.shared.connections.discard(self)
         self.verified()
-        self._stop_timers()
+        self.cancel_timers()
         self.reader.close()
         for each in (self._running, self.cycle):
             if each is not None:
@@ -185,12 +185,20 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Return True if these may be many bytes of pipelined requests."""
         return len(data) > SLICE_BYTES and sum(map(data.count, _LINE_ENDS)) > 1
 
+    def may_be_probe(self, data: bytes) -> bool:
+        """Return True if this is one request for a probe."""
+        return is_probe(data) and self.is_between_requests()
+
     def feed(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""
         self._ends_within = self._begins_within = self._body_within = False
         self._piece_bytes = len(data)
-        if self._is_new and self._refuses_http_2(data):
-            return
+        if self._is_new:
+            self._first_bytes += data
+            data = self._first_bytes
+            if self._awaits_or_speaks_http_2(data):
+                return
+        self.received = data
         self._parse(data)
         if self.transport.is_closing():
             return
@@ -223,13 +231,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         _log.debug("invalid HTTP of %s: %s", self.client, error)
         self._refuse(REFUSALS[400])
 
-    def _refuses_http_2(self, data: bytes) -> bool:
-        """Refuse a new connection whose first bytes are those of HTTP/2."""
-        self._is_new = False
+    def _awaits_or_speaks_http_2(self, data: bytes) -> bool:
+        """Return True if these first bytes are those of HTTP/2, or may become them."""
+        if len(data) < len(HTTP_2_PREFACE) and HTTP_2_PREFACE.startswith(data):
+            return True
+        self._is_new, self._first_bytes = False, b""
         if not data.startswith(HTTP_2_PREFACE):
             return False
-        _log.warning("a client speaks HTTP/2, which this gateway does not: client=%s", self.client)
-        self._refuse(NO_HTTP_2)
+        if self.become_http_2 is None:
+            _log.warning("a client speaks HTTP/2, which is off: client=%s", self.client)
+            self._refuse(NO_HTTP_2)
+        else:
+            self.become_http_2().feed(data)
         return True
 
     def _without_upgrade(self, rest: bytes) -> bytes:
@@ -313,7 +326,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             httptools.HttpParserInvalidURLError, UnicodeDecodeError: its target is no URL.
         """
         scope = self._scope()
-        application = _service_unavailable if self.server.is_full() else self.server.application
+        application = service_unavailable if self.server.is_full() else self.server.application
         claim = self.note
         if self.turns.is_active:
             application = timed = TimedRequest(self.reader, application, self.note)
@@ -336,18 +349,24 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._run(cycle, application, scope)
         self.cycle = cycle
 
-    def _scope(self) -> Scope:
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
+    def scope_of_all(self) -> Scope:
+        """Return what the scopes of all requests of this connection have."""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": self.parser.get_http_version(),
             "server": _address(self.transport.get_extra_info("sockname")),
             "client": self.client,
             "scheme": "https" if self.transport.get_extra_info("sslcontext") else "http",
             "root_path": self.server.root_path,
             "state": self.server.app_state.copy(),
+        }
+
+    def _scope(self) -> Scope:
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        return {
+            **self.scope_of_all(),
+            "http_version": self.parser.get_http_version(),
             "method": self.parser.get_method().decode("ascii"),
             "path": self.server.root_path + (unquote(path) if "%" in path else path),
             "raw_path": self.server.root_path.encode("ascii") + url.path,
@@ -385,6 +404,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Return True if an answer is pending. A client would take bytes written before it for the answer."""
         return self.cycle is not None and not self.cycle.response_complete
 
+    def is_sending_body(self) -> bool:
+        """Return True if the client has not sent all of a request's body."""
+        return self.cycle is not None and self.cycle.more_body
+
     def is_between_requests(self) -> bool:
         """Return True if no request is being received or answered."""
         return not (self._in_head and self._most_head_bytes) and not self.is_answering()
@@ -393,7 +416,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def verified(self) -> None:
         """Keep this connection: it has shown valid credentials."""
-        self.unverified.pop(self, None)
+        self.places.keep(self)
 
     def note(self, tenant: Tenant | None) -> bool:
         """Note the tenant of a request; None: its credentials are not verified. Return True: it is not refused."""
@@ -401,17 +424,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         if tenant is not None:
             self.verified()
         return True
-
-    def _evict(self) -> None:
-        """Close the oldest of the other connections without credentials: an idle one, else one that sends a body."""
-        others = [each for each in islice(self.unverified, _MOST_LOOKED_AT) if each is not self]
-        idle = (each for each in others if not each.is_answering())
-        evicted = next(idle, None) or next(
-            (each for each in others if each.cycle is not None and each.cycle.more_body), None
-        )
-        if evicted is not None:
-            evicted.verified()
-            evicted.transport.abort()
 
     def become_idle(self) -> None:
         """Note an answer, behind which no request waits."""
@@ -436,7 +448,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         head = None if self._head_timer is None else max(0.0, self._head_timer.when() - now)
         idle = None if self._idle_timer is None else self._answered_at + self.server.keep_alive_seconds - now
         self._seconds_left = head, idle
-        self._stop_timers()
+        self.cancel_timers()
 
     def restart_timers(self) -> None:
         """Continue these timers."""
@@ -447,7 +459,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._answered_at = self.loop.time() + idle - self.server.keep_alive_seconds
             self._idle_timer = self.loop.call_later(max(0.0, idle), self._close_if_idle)
 
-    def _stop_timers(self) -> None:
+    def cancel_timers(self) -> None:
+        """Stop them for good."""
         for timer in (self._head_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -468,20 +481,12 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _refuse(self, answer: bytes) -> None:
         """Send this, unless an answer is pending, and close the connection."""
-        self._stop_timers()
+        self.cancel_timers()
         if self.transport.is_closing():
             return
         if not self.is_answering():
             self.transport.write(answer)
         self.transport.close()
-
-
-async def _service_unavailable(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answer 503: there are as many connections or requests as there may be."""
-    body = b"Service Unavailable"
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 503, "headers": [*headers, (b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _address(found: Any) -> tuple[str, int] | None:  # noqa: ANN401 - what a transport knows

@@ -55,8 +55,7 @@ FAILED_CONTENT: Final = (
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 21\r\nconnection: close\r\n\r\nInternal Server Error"
 )
 
-# The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, section 3.4). It understands only frames:
-# empty SETTINGS, then GOAWAY (section 6.8) with HTTP_1_1_REQUIRED and a text for its log.
+# The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, section 3.4).
 HTTP_2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"
 _HTTP_1_1_REQUIRED: Final = 0xD
 _USE_HTTP_1: Final = (
@@ -68,4 +67,10 @@ def _frame(kind: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
 
 
-NO_HTTP_2: Final = _frame(4, b"") + _frame(7, bytes(4) + _HTTP_1_1_REQUIRED.to_bytes(4, "big") + _USE_HTTP_1)
+def goaway(last_stream: int, code: int, reason: bytes = b"") -> bytes:
+    """Return the frame that ends an HTTP/2 connection: the last stream that is answered, a code, a text for logs."""
+    return _frame(7, last_stream.to_bytes(4, "big") + code.to_bytes(4, "big") + reason)
+
+
+# What a client of HTTP/2 is told where it is off. It understands only frames, the first of which are SETTINGS.
+NO_HTTP_2: Final = _frame(4, b"") + goaway(0, _HTTP_1_1_REQUIRED, _USE_HTTP_1)

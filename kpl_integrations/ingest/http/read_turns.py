@@ -65,6 +65,13 @@ _NO_CREDENTIALS_YET: Final = object()
 UNVERIFIED: Final[Hashable] = ("unverified",)
 
 
+def is_probe(data: bytes) -> bool:
+    """Return True if this is the head of one request for a probe (HTTP/1.1), and nothing else."""
+    return (
+        _PROBE.match(data) is not None and len(data) <= _MOST_PROBE_BYTES and data.find(_END) == len(data) - len(_END)
+    )
+
+
 def _slices(data: bytes) -> list[bytes]:
     """Cut pipelined requests, preferably where one begins: the rest of a request costs more than a whole one."""
     # The first request alone, so that a connection learns its head.
@@ -92,8 +99,8 @@ class PausableConnection(Protocol):
     def may_be_cut(self, data: bytes) -> bool:
         """Return True if these may be many bytes of pipelined requests."""
 
-    def is_between_requests(self) -> bool:
-        """Return True if no request is being received or answered."""
+    def may_be_probe(self, data: bytes) -> bool:
+        """Return True if these may be one request for a probe."""
 
     def stop_timers(self) -> None:
         """Stop the time limits of a head and of an idle connection."""
@@ -368,7 +375,7 @@ class ConnectionReader:
                 self.connection.feed(data)
             finally:
                 self._end(before)
-        elif self.turns.may_run(self.owner[0]) or (self._is_probe(data) and self.turns.try_take_probe()):
+        elif self.turns.may_run(self.owner[0]) or (self.connection.may_be_probe(data) and self.turns.try_take_probe()):
             self._run(deque((data,)), _ROUND_SECONDS)
         elif self._may_pause(data):
             self._pause(deque((data,)))
@@ -403,14 +410,6 @@ class ConnectionReader:
         tenant = None if found is None else self.turns.tenant_of(found[1].decode("latin-1"))
         if tenant is not None:
             self.claim(tenant)
-
-    def _is_probe(self, data: bytes) -> bool:
-        return (
-            _PROBE.match(data) is not None
-            and len(data) <= _MOST_PROBE_BYTES
-            and data.find(_END) == len(data) - len(_END)
-            and self.connection.is_between_requests()
-        )
 
     def _may_pause(self, data: bytes) -> bool:
         """Close the connection and return False if the paused ones would have too many bytes."""

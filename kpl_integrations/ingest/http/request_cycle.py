@@ -6,14 +6,15 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kpl_integrations.asgi.protocol import Message, Scope
+from kpl_integrations.asgi.protocol import Message, Receive, Scope, Send
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.raw_answers import CONTINUE, FAILED_CONTENT
 
 _log: Final = logging.getLogger(__name__)
 # A connection is not read while the application has not taken so many bytes of a body.
 _MOST_WAITING_BYTES: Final = 65_536
-_FORBIDDEN: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+FORBIDDEN: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no header field may have."""
 _CLOSE: Final = b"close"
 _CHUNKED: Final = b"transfer-encoding: chunked\r\n"
 # Answers with these have no body (RFC 9110, sections 15.3.5 and 15.4.5).
@@ -173,7 +174,7 @@ class RequestCycle:
         length, says_close = None, False
         for name, value in headers:
             lowered = name.lower()
-            if _FORBIDDEN.search(name) or _FORBIDDEN.search(value):
+            if FORBIDDEN.search(name) or FORBIDDEN.search(value):
                 detail = f"the answer's header field {lowered!r} has a control character"
                 raise RuntimeError(detail)
             if lowered == b"content-length":
@@ -209,3 +210,11 @@ class RequestCycle:
         if not self.keep_alive:
             self._transport.close()
         self._answered()
+
+
+async def service_unavailable(_scope: Scope, _receive: Receive, send: Send) -> None:
+    """Answer 503: there are as many connections or requests as there may be."""
+    body = b"Service Unavailable"
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 503, "headers": [*headers, (b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": body})

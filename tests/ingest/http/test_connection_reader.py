@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
-from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, UNVERIFIED, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, UNVERIFIED, ConnectionReader, ReadTurns, is_probe
 from kpl_integrations.ingest.tenants import Tenant
 
 pytestmark = pytest.mark.anyio
@@ -72,8 +72,8 @@ class StagedConnection:
     def may_be_cut(self, data: bytes) -> bool:
         return len(data) > SLICE_BYTES
 
-    def is_between_requests(self) -> bool:
-        return True
+    def may_be_probe(self, data: bytes) -> bool:
+        return is_probe(data)
 
     def stop_timers(self) -> None:
         pass

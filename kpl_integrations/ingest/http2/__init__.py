@@ -1,0 +1,1 @@
+"""HTTP/2: connections, their requests, and bounds on frames."""

@@ -1,0 +1,118 @@
+"""Bounds on the frames of one HTTP/2 connection, before anything parses them (RFC 9113, sections 4.1 and 10.5).
+
+    control frames  SETTINGS, PING, RST_STREAM, WINDOW_UPDATE, PRIORITY, empty and unknown frames cost the server work
+                    and the client 9 to 15 bytes each. They take tokens, which answers and time give back. So a client
+                    may reset requests, but not faster than it takes answers.
+    header blocks   The bytes of HEADERS and its CONTINUATION frames are bounded before they are decompressed.
+    GOAWAY          The client begins no more requests. It is taken out: the library `h2` would send no answers after
+                    it, and RFC 9113 (section 6.8) wants those of the requests that have begun.
+
+A synchronous machine: it gets bytes and instants.
+"""
+
+from typing import Final
+
+_PREFACE_BYTES: Final = 24
+_HEADER_BYTES: Final = 9
+_END_HEADERS: Final = 0x4
+_END_STREAM: Final = 0x1
+_DATA, _HEADERS, _GOAWAY, _CONTINUATION = 0x0, 0x1, 0x7, 0x9
+# A browser that loads a page sends about ten.
+_MOST_TOKENS: Final = 400.0
+_TOKENS_PER_SECOND: Final = 50.0
+TOKENS_PER_ANSWER: Final = 4.0
+"""What a client may send for an answer: updates of two windows, and two more."""
+TOKENS_PER_DATA: Final = 2.0
+"""The same for a DATA frame: the updates of two windows."""
+
+
+class TooMuch(Exception):  # noqa: N818 - reads as a sentence where it is raised
+    """The client sends more than it may. The message says of what."""
+
+
+class FrameBounds:
+    """What one client has sent. `head_began_at` is the instant at which an unfinished header block began, or None."""
+
+    __slots__ = ("_block_bytes", "_drops", "_left", "_most_block_bytes", "_partial", "_refilled_at", "_tokens",
+                 "has_left", "head_began_at")  # fmt: skip
+
+    def __init__(self, most_block_bytes: int, now: float) -> None:
+        self._most_block_bytes = most_block_bytes
+        self._tokens, self._refilled_at = _MOST_TOKENS, now
+        # A frame's header until it is complete; how many bytes of its payload are to come; whether they are dropped.
+        # The preface is no frame, and is parsed too.
+        self._partial = b""
+        self._left = _PREFACE_BYTES
+        self._drops = False
+        self._block_bytes = 0
+        self.head_began_at: float | None = None
+        # Whether the client has said that it begins no more requests.
+        self.has_left = False
+
+    def earn(self, tokens: float) -> None:
+        """Give tokens for something that the server has sent."""
+        self._tokens = min(_MOST_TOKENS, self._tokens + tokens)
+
+    def frames_in(self, data: bytes) -> int:
+        """Return how many frames begin in the bytes that come next."""
+        data = self._partial + data
+        at, frames = self._left, 0
+        while at + _HEADER_BYTES <= len(data):
+            at += _HEADER_BYTES + int.from_bytes(data[at : at + 3], "big")
+            frames += 1
+        return frames
+
+    def receive(self, data: bytes, now: float) -> bytes:
+        """Return those of these bytes, and of kept ones, that are to be parsed.
+
+        Raises:
+            TooMuch: a bound is exceeded.
+        """
+        data, self._partial = self._partial + data, b""
+        at, kept = 0, []
+        while at < len(data):
+            if self._left:
+                end = min(at + self._left, len(data))
+                self._left -= end - at
+            elif len(data) - at < _HEADER_BYTES:
+                self._partial = data[at:]
+                break
+            else:
+                end = at + _HEADER_BYTES
+                self._left = int.from_bytes(data[at : at + 3], "big")
+                self._begin(data[at + 3], data[at + 4], now)
+            if not self._drops:
+                kept.append(data[at:end])
+            at = end
+        return b"".join(kept)
+
+    def _begin(self, kind: int, flags: int, now: float) -> None:
+        """Count a frame, whose payload has `_left` bytes."""
+        self._drops = kind == _GOAWAY
+        if kind in {_HEADERS, _CONTINUATION}:
+            self._count_block(flags, now)
+        elif kind == _DATA and (self._left or flags & _END_STREAM):
+            return
+        if kind == _GOAWAY:
+            self.has_left = True
+        if kind == _HEADERS or (kind == _CONTINUATION and self._left):
+            return
+        self._take_token(now)
+
+    def _count_block(self, flags: int, now: float) -> None:
+        self._block_bytes += self._left
+        if self._block_bytes > self._most_block_bytes:
+            message = f"a header block of more than {self._most_block_bytes:,} bytes"
+            raise TooMuch(message)
+        if flags & _END_HEADERS:
+            self._block_bytes, self.head_began_at = 0, None
+        elif self.head_began_at is None:
+            self.head_began_at = now
+
+    def _take_token(self, now: float) -> None:
+        self.earn((now - self._refilled_at) * _TOKENS_PER_SECOND)
+        self._refilled_at = now
+        self._tokens -= 1.0
+        if self._tokens < 0.0:
+            message = f"more control frames than {_TOKENS_PER_SECOND:g} a second and those that answers allow"
+            raise TooMuch(message)

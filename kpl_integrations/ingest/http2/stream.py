@@ -1,0 +1,229 @@
+"""One request on an HTTP/2 connection, as the application sees it: its body as it arrives, and the answer."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+from kpl_integrations.asgi.protocol import Message, Scope
+from kpl_integrations.ingest.http.request_cycle import FORBIDDEN
+
+_log: Final = logging.getLogger(__name__)
+# A client that takes nothing of an answer for so long does not get the rest.
+_SEND_SECONDS: Final = 30.0
+# Answers with these have no body (RFC 9110, sections 15.3.5 and 15.4.5).
+_WITHOUT_BODY: Final = (204, 304)
+# Fields of HTTP/1.1 that HTTP/2 does not have (RFC 9113, section 8.2.2).
+_OF_CONNECTIONS: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+_FAILED: Final = b"Internal Server Error"
+_FAILED_FIELDS: Final = ((b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_FAILED)))
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class StreamPort(Protocol):
+    """What a stream uses of its connection."""
+
+    def send_head(self, stream_id: int, status: int, headers: list[tuple[bytes, bytes]], *, end: bool) -> None:
+        """Send the head of an answer. `end`: nothing follows."""
+
+    def send_some(self, stream_id: int, data: memoryview, *, end: bool) -> int:
+        """Send as much as the windows allow, and return how many bytes that was."""
+
+    def send_continue(self, stream_id: int) -> None:
+        """Ask for the body."""
+
+    def received(self, stream_id: int, size_bytes: int) -> None:
+        """Let the client send as many bytes again."""
+
+    async def writable(self) -> None:
+        """Wait until the client reads from the connection, or is gone."""
+
+    def give_up(self, stream_id: int) -> None:
+        """Abort an answer that has begun."""
+
+    def answered(self, stream_id: int, *, is_read: bool) -> None:
+        """Note that the answer is sent. `is_read`: the body has arrived; else the client need not send its rest."""
+
+
+class Http2Stream:
+    """A request from its head to the end of its answer. The answer to HEAD has no body."""
+
+    def __init__(self, port: StreamPort, stream_id: int, *, is_head: bool, expects_continue: bool) -> None:
+        self._port = port
+        self._id = stream_id
+        self._is_head = is_head
+        self._expects_continue = expects_continue
+        self.disconnected = self.response_complete = False
+        # The pieces of the body that the application has not taken, and the bytes that they have used of the windows.
+        self._pieces: list[bytes] = []
+        self._window_bytes = 0
+        self._has_taken = False
+        self.more_body = True
+        self._changed = asyncio.Event()
+        self._window_changed = asyncio.Event()
+        # The head of the answer until the first part of its body; None: there is none, or it is sent.
+        self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._has_started = False
+        # How many bytes of the answer's body are to come, if a Content-Length says so.
+        self._bytes_left: int | None = None
+
+    # From the connection
+
+    def add_body(self, piece: bytes, window_bytes: int) -> None:
+        """Add a piece of the body, which has used so many bytes of the windows."""
+        self._window_bytes += window_bytes
+        if self.response_complete:
+            self._release_window()
+        else:
+            self._pieces.append(piece)
+            self._changed.set()
+
+    def end_body(self) -> None:
+        """Note that the body is complete."""
+        self.more_body = False
+        self._changed.set()
+
+    def window_opened(self) -> None:
+        """Note that the client may take more of the answer."""
+        self._window_changed.set()
+
+    def client_gone(self) -> None:
+        """Note that the client has reset the request, or that its connection is lost."""
+        if not self.response_complete:
+            self.disconnected = True
+            self._pieces.clear()
+            self._release_window()
+        self._changed.set()
+        self._window_changed.set()
+
+    async def run(self, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
+        """Let the application answer. If it fails, answer 500, or abort an answer that has begun."""
+        try:
+            await application(scope, self.receive, self.send)
+            if not (self.response_complete or self.disconnected):
+                _log.error("the application did not complete its answer")
+        except Exception:  # noqa: BLE001 - an application may raise anything
+            _log.exception("Exception in ASGI application")
+        finally:
+            if not (self.response_complete or self.disconnected):
+                self._fail()
+
+    def _fail(self) -> None:
+        if self._head is None and self._has_started:
+            self._port.give_up(self._id)
+            return
+        self._port.send_head(self._id, 500, list(_FAILED_FIELDS), end=self._is_head)
+        if not self._is_head:
+            # So few bytes wait for no window, except for that of an attacker, who does not get them.
+            sent = self._port.send_some(self._id, memoryview(_FAILED), end=True)
+            if sent < len(_FAILED):
+                self._port.give_up(self._id)
+        self._complete()
+
+    # From the application
+
+    def whole_body(self) -> bytes | None:
+        """Return the body if all of it has arrived and nothing was taken; None: call `receive`."""
+        if self.more_body or self._has_taken or self._expects_continue or self.disconnected:
+            return None
+        return self._take_body()
+
+    async def receive(self) -> Message:
+        """Return what has arrived of the body, or wait for it; or for the end of the answer or the connection."""
+        if self._expects_continue and not (self.disconnected or self._has_started):
+            self._expects_continue = False
+            self._port.send_continue(self._id)
+        if not (self.disconnected or self.response_complete):
+            await self._changed.wait()
+            self._changed.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._take_body(), "more_body": self.more_body}
+
+    def _take_body(self) -> bytes:
+        self._has_taken = True
+        pieces, self._pieces = self._pieces, []
+        self._release_window()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _release_window(self) -> None:
+        size, self._window_bytes = self._window_bytes, 0
+        if size:
+            self._port.received(self._id, size)
+
+    async def send(self, message: Message) -> None:
+        """Send the start or a part of the answer, as the client takes it.
+
+        Raises:
+            RuntimeError: it is not the time for this message, a header field is invalid, or the answer has another
+            length than its Content-Length.
+        """
+        if self.disconnected:
+            return
+        expected = "http.response.body" if self._has_started else "http.response.start"
+        if self.response_complete and message["type"] == expected and not message.get("body"):
+            # The connection has ended an answer of known length by itself.
+            return
+        if message["type"] != expected or self.response_complete:
+            detail = f"the application sent {message['type']!r}, and the next message is {expected!r}"
+            raise RuntimeError(detail)
+        if self._has_started:
+            await self._send_body(message.get("body", b""), more_body=message.get("more_body", False))
+        else:
+            self._start(message["status"], message.get("headers", ()))
+
+    def _start(self, status: int, headers: Headers) -> None:
+        fields = [(name.lower(), value) for name, value in headers]
+        for name, value in fields:
+            if FORBIDDEN.search(name) or FORBIDDEN.search(value):
+                detail = f"the answer's header field {name!r} has a control character"
+                raise RuntimeError(detail)
+        length = dict(fields).get(b"content-length")
+        self._bytes_left = None if length is None else int(length)
+        if self._is_head or status in _WITHOUT_BODY:
+            self._bytes_left = 0
+        self._head = status, [field for field in fields if field[0] not in _OF_CONNECTIONS]
+        self._has_started = True
+
+    async def _send_body(self, body: bytes, *, more_body: bool) -> None:
+        if self._is_head:
+            body = b""
+        if self._bytes_left is not None:
+            self._bytes_left -= len(body)
+            if self._bytes_left < 0 or (self._bytes_left and not more_body):
+                detail = f"the answer's body differs from its Content-Length by {-self._bytes_left} bytes"
+                raise RuntimeError(detail)
+            more_body = self._bytes_left > 0
+        if self._head is not None:
+            (status, fields), self._head = self._head, None
+            self._port.send_head(self._id, status, fields, end=not (body or more_body))
+        elif not (body or more_body):
+            self._port.send_some(self._id, memoryview(b""), end=True)
+        if body:
+            await self._send_data(memoryview(body), end=not more_body)
+        if not (more_body or self.disconnected):
+            self._complete()
+
+    async def _send_data(self, data: memoryview, *, end: bool) -> None:
+        while not self.disconnected:
+            sent = self._port.send_some(self._id, data, end=end)
+            data = data[sent:]
+            if not data:
+                return
+            self._window_changed.clear()
+            try:
+                async with asyncio.timeout(_SEND_SECONDS):
+                    await (self._port.writable() if sent else self._window_changed.wait())
+            except TimeoutError:
+                _log.info("an answer is aborted: its client took nothing of it for %g s", _SEND_SECONDS)
+                self._port.give_up(self._id)
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self._pieces.clear()
+        self._release_window()
+        self._changed.set()
+        self._port.answered(self._id, is_read=not self.more_body)
