@@ -20,6 +20,7 @@ from kinesis.processors import StringProcessor
 
 from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.tenants import AccessKey, Tenant
+from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
 from tests.support.installation import INTEROP, Installed
 from tests.support.running_gateway import RunningGateway, key_directory, running_gateway
 
@@ -27,6 +28,7 @@ SECRET = "of-the-tenant"
 RECORDS = 100_000
 THROTTLED_RECORDS = 10_000
 JS_RECORDS = 100_000
+JS_FEW_RECORDS = 10_000
 JS_THROTTLED_RECORDS = 5_000
 PER_REQUEST = 500
 TENANT = Tenant(id="ada")
@@ -43,7 +45,7 @@ Place = tuple[str, str]
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
-    streams = {"boto3": 8, "throttled": 4, "javascript": 2, "js-throttled": 2, "async-kinesis": 2}
+    streams = {"boto3": 8, "throttled": 4, "javascript": 2, "javascript-1.1": 2, "js-throttled": 2, "async-kinesis": 2}
     with running_gateway(DIRECTORY, streams, record_max_buffered_time_ms=50) as running:
         yield running
     assert running.report is not None
@@ -123,8 +125,9 @@ def test_boto3_retries_throttled_records_until_all_are_stored(gateway):
 
 
 def javascript(
-    installed: Installed, gateway: RunningGateway, *arguments: object, stream: str = "javascript"
+    installed: Installed, gateway: RunningGateway, *arguments: object, stream: str = "javascript", **more: str
 ) -> list[dict[str, Any]]:
+    """Run the program with these arguments, and with more variables of the environment."""
     command = [
         installed.node.executable,
         str(INTEROP / "npm" / "put_through_gateway.cjs"),
@@ -133,7 +136,7 @@ def javascript(
     ]
     finished = subprocess.run(
         [*command, *map(str, arguments)],
-        env={"NODE_PATH": str(installed.node_modules), "NODE_NO_WARNINGS": "1"},
+        env={"NODE_PATH": str(installed.node_modules), "NODE_NO_WARNINGS": "1", **more},
         capture_output=True,
         check=False,
         timeout=120,
@@ -142,18 +145,37 @@ def javascript(
     return [json.loads(line) for line in finished.stdout.decode().splitlines()]
 
 
+def places_of(answers: list[dict[str, Any]]) -> dict[bytes, Place]:
+    return {b"js-%d" % number: (each["shardId"], each["sequenceNumber"]) for number, each in enumerate(answers)}
+
+
 def test_the_javascript_sdk_puts_records_and_every_answer_is_true(installed, gateway):
     answers = javascript(installed, gateway, "ADA", SECRET, "", 0, JS_RECORDS)
-    places = {b"js-%d" % number: (each["shardId"], each["sequenceNumber"]) for number, each in enumerate(answers)}
-    assert_true(gateway, "javascript", places, JS_RECORDS)
+    assert_true(gateway, "javascript", places_of(answers), JS_RECORDS)
+
+
+def test_the_javascript_sdk_may_speak_http_1_1(installed, gateway):
+    answers = javascript(
+        installed, gateway, "ADA", SECRET, "", 0, JS_FEW_RECORDS, stream="javascript-1.1", HTTP_VERSION="1.1"
+    )
+    assert_true(gateway, "javascript-1.1", places_of(answers), JS_FEW_RECORDS)
+
+
+@needs_openssl
+def test_the_javascript_sdk_chooses_http_2_in_the_tls_handshake(installed, tmp_path):
+    certificate, key = certificate_pair(tmp_path, "gateway", days_from_now(-1), days_from_now(90))
+    with running_gateway(DIRECTORY, {"javascript": 2}, tls_certificate=certificate, tls_key=key) as gateway:
+        answers = javascript(
+            installed, gateway, "ADA", SECRET, "", 0, JS_FEW_RECORDS, NODE_EXTRA_CA_CERTS=str(certificate)
+        )
+        assert_true(gateway, "javascript", places_of(answers), JS_FEW_RECORDS)
 
 
 def test_the_javascript_sdk_retries_throttled_records_until_all_are_stored(installed, gateway):
     before = gateway.gateway.tally.refusals[Refusal.QUOTA]
     answers = javascript(installed, gateway, "SLOW", SECRET, "", 0, JS_THROTTLED_RECORDS, stream="js-throttled")
     assert gateway.gateway.tally.refusals[Refusal.QUOTA] > before
-    places = {b"js-%d" % number: (each["shardId"], each["sequenceNumber"]) for number, each in enumerate(answers)}
-    assert_true(gateway, "js-throttled", places, JS_THROTTLED_RECORDS)
+    assert_true(gateway, "js-throttled", places_of(answers), JS_THROTTLED_RECORDS)
 
 
 @pytest.mark.parametrize(

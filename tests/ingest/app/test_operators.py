@@ -1,4 +1,4 @@
-"""What operators and browsers need: an access log, log lines in JSON, cross-origin requests, an answer to HTTP/2."""
+"""What operators and browsers need: an access log, log lines in JSON, cross-origin requests, HTTP/2."""
 
 import json
 import logging
@@ -12,6 +12,7 @@ from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
 from tests.support.gateway_scene import STREAM, Client, open_gateway
+from tests.support.http2_frames import START, goaway_code, request, statuses
 from tests.support.running_gateway import running_gateway
 
 PAGE = "https://shop.example"
@@ -111,19 +112,24 @@ def test_each_path_logs_its_requests_and_answers_pages_and_http_2(caplog):
         assert exchange(running.url, b"GET /none%20a?key=secret HTTP/1.1\r\nHost: x\r\n\r\n").startswith(
             b"HTTP/1.1 404"
         )
-        frames = exchange(running.url, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        frames = exchange(running.url, START + request(1, "GET", "/livez?key=secret"))
     fields = [record.fields for record in caplog.records if record.name.endswith("access")]
     assert [(each["method"], each["target"], each["status"]) for each in fields] == [
         *[("POST", PATH, 202)] * 3,
         ("POST", PATH, 200),
         ("POST", PATH, 202),
         ("GET", "/none%20a", 404),
+        ("GET", "/livez", 200),
     ]
     assert all(each["client"] == "127.0.0.1" and each["milliseconds"] >= 0 for each in fields)
-    # SETTINGS, then GOAWAY with HTTP_1_1_REQUIRED and its reason.
-    assert frames[:9] == b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-    assert frames[12] == 7
-    assert frames[22:26] == b"\x00\x00\x00\x0d"
+    assert statuses(frames) == {1: 200}
+
+
+@pytest.mark.long
+def test_a_gateway_without_http_2_says_so_to_the_client_and_in_its_log(caplog):
+    with running_gateway(OPEN, {STREAM: 1}, http2=False) as running:
+        frames = exchange(running.url, START)
+    assert goaway_code(frames) == 0xD
     assert b"speaks HTTP/1.1" in frames
     assert any("speaks HTTP/2" in record.getMessage() for record in caplog.records)
 

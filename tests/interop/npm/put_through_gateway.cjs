@@ -1,6 +1,7 @@
 // Puts records with AWS' SDK for JavaScript through a gateway and prints what it was answered.
 //
 // argv:   endpoint, stream, access key id, secret, session token or '', seconds the clock is wrong by, number of records
+// HTTP_VERSION in the environment: '1.1' for a client that is configured for it.
 // stdout: one JSON object per record in order, {shardId, sequenceNumber} or {errorCode}; or, if a call is refused,
 //         one line {code, status}.
 'use strict';
@@ -16,7 +17,8 @@ const client = new KinesisClient({
   credentials: { accessKeyId, secretAccessKey, ...(sessionToken ? { sessionToken } : {}) },
   systemClockOffset: Number(skewSeconds) * 1000,
   maxAttempts: 1, // a second attempt would correct the clock
-  requestHandler: new NodeHttpHandler(), // HTTP/1.1; by default this client speaks HTTP/2 only, which needs TLS
+  // By default this client speaks HTTP/2.
+  ...(process.env.HTTP_VERSION === '1.1' ? { requestHandler: new NodeHttpHandler() } : {}),
 });
 
 async function main() {
@@ -44,4 +46,4 @@ async function main() {
 main().catch((error) => {
   process.stdout.write(`${JSON.stringify({ code: error.name, status: error.$metadata?.httpStatusCode ?? 0 })}\n`);
   process.stderr.write(`${error.stack}\n`);
-});
+}).finally(() => client.destroy());
