@@ -2,7 +2,8 @@
 
     alone      no store has answered yet: a sixth of limit / max_workers at first, then what the shard takes
                (`probed_share`). A rate that no service enforces is divided by the workers that usually run.
-    newcomer   a store has answered: limit / max_workers, or the summary's reserve for newcomers
+    newcomer   a store has answered: limit / max_workers, or the summary's reserve for newcomers; the least of all
+               plans if the answer was late
     leased     the summary's grant
     expired    the summary is older than a lease: the last share, never more, for as long as it takes; less while units
                are throttled, because others may have the store and have divided this share again
@@ -123,6 +124,9 @@ class Leaseholder:
         self._plans: Mapping[str, ResourcePlan] = {}
         self._is_current = False
         self._unsettled = False
+        # Whether a later summary may have replaced the applied one before that was applied: the process was paused, or
+        # the answer was late. Then only what every plan reserves for a newcomer is certain.
+        self._was_read_late = False
         self._answered = False
         self._generation = 0
         self._token = ""
@@ -155,6 +159,9 @@ class Leaseholder:
 
     def _newcomer(self, resource: str, limit: Pair) -> Pair:
         plan = self._plans.get(resource)
+        if plan is not None and self._was_read_late:
+            reserve = RESERVE / self.rules.max_workers
+            return min(plan.newcomer[0], limit[0] * reserve), min(plan.newcomer[1], limit[1] * reserve)
         if plan is not None:
             # Also if it is old: other workers may go on with what it granted them.
             return plan.newcomer
@@ -291,6 +298,7 @@ class Leaseholder:
         """Apply a summary; None means that the store has none."""
         was_cut_off = self.state(now) in {"alone", "expired"}
         self._probed = None
+        self._was_read_late = now - self._synced_at > COMPUTE_SPACING * self.rules.interval_seconds
         members, plans = ({}, {}) if head is None else (head.members, head.resources)
         if part is not None:
             members, plans = part.members, part.resources()

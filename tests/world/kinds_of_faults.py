@@ -125,7 +125,8 @@ KINDS: dict[str, Kind] = {
     "refused writes": Kind(1.0, BURST, weather=Weather(refused=0.15)),
     "lost requests": Kind(UNREPORTED, BURST, UNTIL_REPEATED, weather=_LOST_REQUESTS, interval_seconds=INTERVAL),
     "lost answers": Kind(1.0, BURST, weather=_LOST_ANSWERS, interval_seconds=INTERVAL),
-    "late calls": Kind(1.0, BURST, weather=_LATE, interval_seconds=INTERVAL),
+    # A report that comes late is lost to its writer, which repeats it.
+    "late calls": Kind(UNREPORTED, BURST, UNTIL_REPEATED, weather=_LATE, interval_seconds=INTERVAL),
     "pauses": Kind(1.0, BURST, events=(_pause,)),
     # What cannot hold: the others take a worker without a word for two intervals for dead, and it still has its share.
     "pauses longer than a lease": Kind(2.5, 2.5, 8.0, events=(_long_pause,)),

@@ -30,6 +30,12 @@ def test_newcomers_beside_a_dead_worker_use_no_more_than_it_leaves():
     assert run_law(kind, 4).broken(KINDS[kind]) == []
 
 
+def test_a_worker_that_pauses_before_its_first_plan_gets_no_more_than_every_plan_reserves():
+    """It applied a plan with a fifth of the limit for newcomers when two others had replaced it: 1.15."""
+    kind = "pauses"
+    assert run_law(kind, 596).broken(KINDS[kind]) == []
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_what_is_in_force_is_within_the_bounds_for_many_seeds():
