@@ -169,11 +169,12 @@ class IngestGateway:
             if self._supervisor is not None:
                 taking_part = take_part(self._supervisor, opened, own)
                 self._peer_stats = await stack.enter_async_context(taking_part)
-            self._add_routes(opened, own if self._peer_stats is None else self._peer_stats)
+            dashboard = self._add_routes(opened, own if self._peer_stats is None else self._peer_stats)
             reloading = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(reloading.cancel_scope.cancel)
             reloading.start_soon(self._reload)
             reloading.start_soon(opened.parts.run)
+            reloading.start_soon(dashboard.remember)
             self._exits = stack.pop_all()
         self._entered = True
         return self
@@ -221,10 +222,12 @@ class IngestGateway:
             wall_clock=time.time,
         )
 
-    def _add_routes(self, opened: OpenGateway, stats: GatewayStats) -> None:
+    def _add_routes(self, opened: OpenGateway, stats: GatewayStats) -> Dashboard:
         self._resources = Resources(opened, stats, msgspec.json.encode(openapi_document(opened.settings)))
         self._driver = RequestDriver(opened)
-        self.routes |= Dashboard(opened, stats).routes()
+        dashboard = Dashboard(opened, stats)
+        self.routes |= dashboard.routes()
+        return dashboard
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -22,6 +22,7 @@ _BYTES: Final = "kinesis_producer_bytes_total"
 _THROTTLED: Final = "kinesis_producer_throttled_records_total"
 _DELIVERY: Final = "kinesis_producer_delivery_seconds_bucket"
 _USED: Final = "kinesis_producer_shard_utilisation"
+_WAIT: Final = "kinesis_ingest_tenant_wait_seconds"
 _LIMIT: Final = "kinesis_producer_shard_rate_limit"
 _STATUSES: Final = {refusal.value: row.status for refusal, row in REFUSALS.items()}
 
@@ -60,6 +61,7 @@ class Board:
         delivered_bytes, before = _sum(samples, _BYTES), self._delivered_bytes
         self._delivered_bytes = delivered_bytes
         records = stats.records
+        waits = {each.labels["tenant"]: each.value for each in samples if each.name == _WAIT}
         return {
             "state": stats.state,
             "workers": len(stats.workers),
@@ -73,7 +75,7 @@ class Board:
             },
             "totals": msgspec.structs.asdict(records) | {"failed": sum(records.failed.values())},
             "reasons": records.failed,
-            "late": {"p50": p50, "p99": p99, "queue": _most(samples, "kinesis_ingest_tenant_wait_seconds")},
+            "late": {"p50": p50, "p99": p99, "queue": max(waits.values(), default=0.0)},
             "room": stats.room.used_share,
             "room_bytes": stats.room.max_bytes,
             "answers": _answers(stats, view),
@@ -83,7 +85,7 @@ class Board:
             "spool_bytes": _sum(samples, "kinesis_producer_spool_bytes"),
             "spool_failing": _sum(samples, "kinesis_producer_spool_failing"),
             "dead_letters": _sum(samples, "kinesis_producer_dlq_depth"),
-            "tenants": self._tenants(stats, view),
+            "tenants": self._tenants(stats, view, waits),
         }
 
     def _throttled_per_second(self, samples: Iterable[Sample], seconds: float) -> dict[_Shard, float]:
@@ -91,8 +93,11 @@ class Board:
         before, self._throttled = self._throttled, totals
         return {shard: per_second(total, before.get(shard, 0.0), seconds) for shard, total in totals.items()}
 
-    def _tenants(self, stats: StatsDocument, view: GatewayView) -> list[dict[str, Any]]:
-        """Return the tenants with the longest queues, each with its shares of rate, queue and measured CPU time."""
+    def _tenants(self, stats: StatsDocument, view: GatewayView, waits: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Return the tenants with the longest queues, each with its shares of rate, queue and measured CPU time.
+
+        `waits` are the seconds for which the oldest record of each has waited.
+        """
         totals = {name: each.cpu_seconds for name, each in stats.tenants.items()}
         before, self._cpu_seconds = self._cpu_seconds, totals
         cpu = {name: max(0.0, total - before.get(name, total)) for name, total in totals.items()}
@@ -106,6 +111,7 @@ class Board:
                 "rate_share": each.records_per_second / rate if rate else None,
                 "waiting_records": each.waiting_records,
                 "waiting_bytes": each.waiting_bytes,
+                "wait": waits.get(each.tenant, 0.0),
                 "queue_share": each.waiting_bytes / queue if queue else None,
                 "cpu_share": cpu[each.tenant] / used if used else None,
                 "refused_per_second": each.refused_per_second,
@@ -182,21 +188,31 @@ def _parts(samples: Iterable[Sample], own: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _answers(stats: StatsDocument, view: GatewayView) -> list[dict[str, Any]]:
-    """Return the answered statuses, each with the reasons of its refusals."""
-    return [
-        {
-            "status": int(status),
-            "phrase": HTTPStatus(int(status)).phrase,
-            "count": count,
-            "per_second": view.answers_per_second[status],
-            "refusals": [
-                {"reason": reason, "count": refused, "per_second": view.refusals_per_second[reason]}
-                for reason, refused in sorted(stats.refusals.items(), key=lambda each: -each[1])
-                if _STATUSES.get(reason) == int(status)
-            ],
-        }
-        for status, count in sorted(stats.answers.items())
-    ]
+    """Return the answered statuses, each with the reasons of its refusals.
+
+    The Kinesis API answers refusals with other statuses, 200 for PutRecords. `within` is how many of them did so.
+    """
+    rows = []
+    refused = {reason: _STATUSES[reason] for reason in stats.refusals if reason in _STATUSES}
+    for status in sorted({*map(int, stats.answers), *refused.values()}):
+        count, rate = stats.answers.get(str(status), 0), view.answers_per_second.get(str(status), 0.0)
+        reasons = sorted((each for each in refused if refused[each] == status), key=lambda each: -stats.refusals[each])
+        within = sum(stats.refusals[each] for each in reasons) - count
+        within_rate = sum(view.refusals_per_second[each] for each in reasons) - rate
+        rows.append(
+            {
+                "status": status,
+                "phrase": HTTPStatus(status).phrase,
+                "count": count,
+                "per_second": rate,
+                "within": {"count": within, "per_second": max(0.0, within_rate)} if reasons and within > 0 else None,
+                "refusals": [
+                    {"reason": each, "count": stats.refusals[each], "per_second": view.refusals_per_second[each]}
+                    for each in reasons
+                ],
+            }
+        )
+    return [row for row in rows if row["count"] or row["within"]]
 
 
 def _shards(samples: Iterable[Sample], throttled: Mapping[_Shard, float]) -> list[dict[str, Any]]:
@@ -230,7 +246,3 @@ def _place(sample: Sample) -> _Shard:
 
 def _sum(samples: Iterable[Sample], name: str) -> float:
     return sum(each.value for each in samples if each.name == name)
-
-
-def _most(samples: Iterable[Sample], name: str) -> float:
-    return max((each.value for each in samples if each.name == name), default=0.0)

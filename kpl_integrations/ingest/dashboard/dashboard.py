@@ -1,7 +1,8 @@
 """`/dashboard`: one self-contained page, updated by server-sent events.
 
 The page and its events need the admin key, which is exchanged for a cookie. Without credentials (`kpl serve --local`)
-they are open. One event a second serves all watchers; without watchers nothing is computed.
+they are open. One event a second serves all watchers. Without watchers a document is computed every 5 seconds, for the
+history that a watcher gets first; less often where that takes more than 1 % of the CPU time, or asks more workers.
 """
 
 import base64
@@ -18,6 +19,7 @@ import msgspec
 from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
 from kpl_integrations.ingest.admission.refusals import Refused
 from kpl_integrations.ingest.dashboard.board import Board
+from kpl_integrations.ingest.dashboard.history import STEP_SECONDS, History
 from kpl_integrations.ingest.dashboard.sign_in import DashboardSession
 from kpl_integrations.ingest.http.answers import send_answer, send_refusal
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
@@ -29,6 +31,9 @@ EVENT_SECONDS: Final = 1.0
 MOST_WATCHERS: Final = 50
 CLOSING_EVENT_SECONDS: Final = 2.0
 _WATCHERS_RETRY_SECONDS: Final = 30.0
+# Of a process, for the history; and each worker asks all others, so that a fleet of them asks less often.
+_MOST_CPU_SHARE: Final = 0.01
+_SECONDS_PER_WORKER: Final = 1.0
 _MOST_FORM_BYTES: Final = 4_096
 _FORM_SECONDS: Final = 10.0
 _HTML: Final = (b"content-type", b"text/html; charset=utf-8")
@@ -43,6 +48,8 @@ class Dashboard:
     def __init__(
         self, opened: OpenGateway, stats: GatewayStats, *, wall_clock: Callable[[], float] = time.time
     ) -> None:
+        self._history = History()
+        self._workers = 1
         self._opened = opened
         self._stats = stats
         self._wall_clock = wall_clock
@@ -129,6 +136,9 @@ class Dashboard:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
                 tasks.start_soon(self._until_closed, tasks.cancel_scope)
+                past = msgspec.json.encode(self._history.shown(self._opened.admission.now()))
+                first = b"event: history\ndata: %b\n\n" % past
+                await send({"type": "http.response.body", "body": first, "more_body": True})
                 # Attempts are not checked again: wrong keys of other clients must not end the stream.
                 while self._has_session(fields) or self._opened.admin_key.is_shown(fields):
                     await send({"type": "http.response.body", "body": await self._event(), "more_body": True})
@@ -141,6 +151,14 @@ class Dashboard:
         # A client that does not read must not delay the shutdown, and the server may have no time limit.
         with anyio.move_on_after(CLOSING_EVENT_SECONDS):
             await send({"type": "http.response.body", "body": last_event})
+
+    async def remember(self) -> None:
+        """Compute a document now and then, also without watchers, until cancelled."""
+        while True:
+            began = time.process_time()
+            await self._event()
+            spent = time.process_time() - began
+            await anyio.sleep(max(STEP_SECONDS, spent / _MOST_CPU_SHARE, self._workers * _SECONDS_PER_WORKER))
 
     async def _until_closed(self, watching: anyio.CancelScope) -> None:
         await self._opened.closing.wait()
@@ -157,6 +175,8 @@ class Dashboard:
                 samples = (sample for family in families for sample in family.samples)
                 own_parts = self._opened.parts.readiness(verbose=True)[1]["parts"]
                 document = self._board.update(stats.with_busiest_tenants(), samples, now, own_parts)
+                self._history.add(document, now)
+                self._workers = max(1, document["workers"])
                 self._latest = b"data: " + msgspec.json.encode(document) + b"\n\n"
             return self._latest
 
@@ -202,6 +222,8 @@ class _Page:
                 b"default-src 'none'",
                 b"script-src " + script,
                 b"style-src " + style,
+                # The empty icon, without which a browser asks for /favicon.ico.
+                b"img-src data:",
                 b"connect-src 'self'",
                 b"form-action 'self'",
                 b"base-uri 'none'",

@@ -167,6 +167,42 @@ def test_a_delay_above_the_last_bound_is_that_bound_and_a_restart_begins_again()
     assert board.update(_stats(), _delivered(_1_0=2, _inf=2), 2.0)["late"]["p99"] is None
 
 
+def _answers_of(answers: dict[str, int], refusals: dict[str, int]) -> list[dict[str, Any]]:
+    board = Board()
+    board.update(msgspec.structs.replace(_stats(), answers={}, refusals=dict.fromkeys(refusals, 0)), [], 0.0)
+    found = board.update(msgspec.structs.replace(_stats(), answers=answers, refusals=refusals), [], 10.0)["answers"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_a_refusal_in_a_200_of_the_kinesis_api_is_shown() -> None:
+    ok, too_many = _answers_of({"200": 30}, {"quota": 20, "share of the queue": 5})
+    assert (ok["status"], ok["count"], ok["within"], ok["refusals"]) == (200, 30, None, [])
+    assert (too_many["status"], too_many["count"]) == (429, 0)
+    assert too_many["within"] == {"count": 25, "per_second": 2.5}
+    assert [(each["reason"], each["count"]) for each in too_many["refusals"]] == [
+        ("quota", 20),
+        ("share of the queue", 5),
+    ]
+
+
+def test_refusals_of_both_apis_are_told_apart() -> None:
+    _, too_many = _answers_of({"200": 30, "429": 8}, {"quota": 20})
+    assert (too_many["count"], too_many["within"]["count"]) == (8, 12)
+    (only_http,) = _answers_of({"429": 8}, {"quota": 8})
+    assert only_http["within"] is None
+
+
+def test_a_reason_without_a_refusal_has_no_row() -> None:
+    assert [row["status"] for row in _answers_of({"202": 1}, {"quota": 0})] == [202]
+
+
+def test_the_wait_of_each_tenant_is_shown() -> None:
+    samples = [Sample("kinesis_ingest_tenant_wait_seconds", {"tenant": "a"}, 4.0)]
+    rows = Board().update(_stats(tenants={"a": _tenant(), "b": _tenant()}), samples, 0.0)["tenants"]
+    assert {row["id"]: row["wait"] for row in rows} == {"a": 4.0, "b": 0.0}
+
+
 def test_the_age_of_the_queue_is_that_of_the_tenant_that_waits_longest() -> None:
     ages = {"a": 1.0, "b": 4.0, "c": 2.0}
     samples = [Sample("kinesis_ingest_tenant_wait_seconds", {"tenant": name}, age) for name, age in ages.items()]

@@ -71,7 +71,15 @@ class Client:
         return self
 
     def events(self) -> list[Any]:
-        return [msgspec.json.decode(each.rpartition(b"data: ")[2]) for each in self.content.split(b"\n\n") if each]
+        return [document for kind, document in self._all_events() if kind != b"event: history"]
+
+    def history(self) -> list[dict[str, Any]]:
+        (found,) = [document for kind, document in self._all_events() if kind == b"event: history"]
+        return list(found)
+
+    def _all_events(self) -> list[tuple[bytes, Any]]:
+        parts = [each.rpartition(b"data: ") for each in self.content.split(b"\n\n") if each]
+        return [(kind.strip(), msgspec.json.decode(data)) for kind, _, data in parts]
 
 
 async def test_without_credentials_every_client_is_authorized() -> None:
@@ -138,6 +146,21 @@ async def test_there_is_one_event_a_second_until_the_client_disconnects() -> Non
         assert watcher.headers["content-type"] == "text/event-stream"
         assert [event["state"] for event in watcher.events()] == ["open"] * 4
         watcher.gone.set()
+
+
+async def test_a_page_that_is_opened_gets_what_happened_without_watchers() -> None:
+    async with _gateway(OPEN) as gateway:
+        await anyio.sleep(61)
+        watcher = Client("GET", "/dashboard/events")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watcher.ask, gateway)
+            await anyio.sleep(0.5)
+            watcher.gone.set()
+        ages = [point["ago"] for point in watcher.history()]
+        assert ages == sorted(ages, reverse=True)
+        assert len(ages) >= 12
+        assert ages[0] == pytest.approx(61, abs=1)
+        assert {"accepted", "delivered", "p50", "p99", "queue"} <= watcher.history()[0].keys()
 
 
 async def test_closing_admission_ends_every_event_stream() -> None:
