@@ -3,14 +3,16 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 from prometheus_client.samples import Sample
 
 from benchmarks.dashboard_pictures import PICTURES as PICTURES_TAKEN, take_pictures
@@ -237,6 +239,33 @@ def test_the_time_range_is_changed_with_the_keyboard(browser: Browser, serve: Se
     assert page.evaluate("document.activeElement.id") == "range"
     page.keyboard.press("ArrowUp")
     expect(page.locator("#rates")).to_contain_text("60 s ago")
+
+
+def _note(said: list[str], message: ConsoleMessage) -> None:
+    said.append(message.text)
+
+
+@pytest.mark.long
+def test_a_page_that_is_opened_shows_what_happened_before(browser: Browser, serve: Serve) -> None:
+    gateway = serve("--local")
+    lines = '{"partition_key":"a","data":"x"}\n' * 100
+    with httpx.Client(base_url=gateway.url, headers={"content-type": "application/x-ndjson"}) as client:
+        for _ in range(12):
+            assert client.post("/v1/streams/demo/records?ack=delivered", content=lines).status_code == 200
+            time.sleep(1.0)
+    for _ in range(2):
+        page = browser.new_page()
+        complaints: list[str] = []
+        page.on("console", partial(_note, complaints))
+        page.goto(f"{gateway.url}/dashboard")
+        expect(page.locator("#state")).to_have_text("open")
+        points = page.locator("#rates polyline").first.get_attribute("points")
+        assert points is not None
+        assert len(points.split()) >= 3
+        # Their heights differ: records came after the first one.
+        assert len({point.partition(",")[2] for point in points.split()}) > 1
+        assert complaints == []
+        page.close()
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ import msgspec
 from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
 from kpl_integrations.ingest.admission.refusals import Refused
 from kpl_integrations.ingest.dashboard.board import Board
-from kpl_integrations.ingest.dashboard.history import STEP_SECONDS, History
+from kpl_integrations.ingest.dashboard.history import STEP_SECONDS, ChartHistory
 from kpl_integrations.ingest.dashboard.sign_in import DashboardSession
 from kpl_integrations.ingest.http.answers import send_answer, send_refusal
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
@@ -48,7 +48,7 @@ class Dashboard:
     def __init__(
         self, opened: OpenGateway, stats: GatewayStats, *, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        self._history = History()
+        self._history = ChartHistory()
         self._workers = 1
         self._opened = opened
         self._stats = stats

@@ -9,7 +9,7 @@ STEP_SECONDS: Final = 5.0
 """The time between two points, at least."""
 
 
-class History:
+class ChartHistory:
     """Points of event documents. There are at most `KEPT_SECONDS / STEP_SECONDS` of them, and one more."""
 
     def __init__(self) -> None:

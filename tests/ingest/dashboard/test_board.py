@@ -176,13 +176,13 @@ def _answers_of(answers: dict[str, int], refusals: dict[str, int]) -> list[dict[
 
 
 def test_a_refusal_in_a_200_of_the_kinesis_api_is_shown() -> None:
-    ok, too_many = _answers_of({"200": 30}, {"quota": 20, "share of the queue": 5})
+    ok, too_many = _answers_of({"200": 30}, {"quota": 20, "queue share": 5})
     assert (ok["status"], ok["count"], ok["within"], ok["refusals"]) == (200, 30, None, [])
     assert (too_many["status"], too_many["count"]) == (429, 0)
     assert too_many["within"] == {"count": 25, "per_second": 2.5}
     assert [(each["reason"], each["count"]) for each in too_many["refusals"]] == [
         ("quota", 20),
-        ("share of the queue", 5),
+        ("queue share", 5),
     ]
 
 
