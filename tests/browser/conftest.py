@@ -55,7 +55,7 @@ def _running(folder: Path, *arguments: str, **environment: str) -> Iterator[Gate
     assert process.stdout is not None
     try:
         said = process.stdout.readline()
-        listening = re.search(r"http://[\d.:]+", said)
+        listening = re.search(r"https?://[\d.:]+", said)
         assert listening is not None, said + process.stdout.read()
         yield Gateway(listening[0], process)
     finally:

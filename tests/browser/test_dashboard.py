@@ -20,6 +20,7 @@ from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest.dashboard.board import Board
 from kpl_integrations.ingest.tenants.credentials import new_api_key, stored_key
 from tests.browser.conftest import Gateway
+from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
 
 pytestmark = pytest.mark.timeout(120)
 Serve = Callable[..., Gateway]
@@ -239,6 +240,22 @@ def test_the_time_range_is_changed_with_the_keyboard(browser: Browser, serve: Se
     assert page.evaluate("document.activeElement.id") == "range"
     page.keyboard.press("ArrowUp")
     expect(page.locator("#rates")).to_contain_text("60 s ago")
+
+
+@needs_openssl
+def test_a_browser_speaks_http_2_over_tls(browser: Browser, serve: Serve, load: Load, tmp_path: Path) -> None:
+    del load  # its tenants are in the file
+    certificate, key = certificate_pair(tmp_path, "gateway", days_from_now(-1), days_from_now(90))
+    files = ("--tls-certificate", str(certificate), "--tls-key", str(key))
+    gateway = serve("--local", "--tenants", "tenants.toml", *files, KPL_INGEST_ADMIN_KEY=SECRET)
+    page = browser.new_context(ignore_https_errors=True).new_page()
+    page.goto(f"{gateway.url}/dashboard")
+    _enter(page)
+    # The page, the cookie and the stream of its events.
+    expect(page.locator("#state")).to_have_text("open")
+    expect(page.locator("#books")).to_contain_text("delivered")
+    assert page.evaluate("performance.getEntriesByType('navigation')[0].nextHopProtocol") == "h2"
+    page.context.close()
 
 
 def _note(said: list[str], message: ConsoleMessage) -> None:
