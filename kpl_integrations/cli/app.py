@@ -13,6 +13,7 @@ from kpl_integrations.cli.options import (
     EndpointUrl,
     InputFormat,
     Json,
+    Quiet,
     Region,
     assignments,
     requires_extra,
@@ -110,6 +111,7 @@ def demo(
     split: Annotated[bool, typer.Option("--split/--no-split", help="Split a shard in the middle.")] = True,
     direct: Annotated[bool, typer.Option("--direct", help="Put into a producer, without the gateway.")] = False,
     as_json: Json = False,
+    _quiet: Quiet = False,
 ) -> None:
     """Send records through a gateway and a local Kinesis and back, and verify that none is lost.
 
@@ -230,6 +232,7 @@ def put(  # noqa: PLR0913 - each parameter is an option
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     as_json: Json = False,
+    _quiet: Quiet = False,
 ) -> None:
     """Put lines of text or JSON into a stream, one record each.
 

@@ -20,11 +20,14 @@ from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, KIB, MIB
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import SIGNAL_CODES, ExitCode, until_signal
 from kpl_integrations.cli.local import local_kinesis
+from kpl_integrations.cli.progress import progress
 from kpl_integrations.cli.put import RequestTotals, failure_reasons
 from kpl_integrations.cli.tail import ReadRecord, StreamReader, raises_first
-from kpl_integrations.cli.terminal import Figure, note, print_figures, progress, results
+from kpl_integrations.cli.terminal import Figure, note, print_figures, results
 
 STREAM: Final = "demo"
+# From this share on, something is said to limit the rate.
+NEARLY: Final = 0.7
 _SHOW_SECONDS: Final = 0.1
 # How much of the shards' capacity the demo uses.
 LOAD: Final = 0.9
@@ -83,6 +86,8 @@ class DemoCommand:
         self._records = DemoRecords(self.count, seed=self.seed)
         self._inventory = Inventory(self._records)
         self._hook = RequestTotals()
+        # Of one core, while records were put.
+        self._cpu_share = 0.0
 
     async def run(self) -> ExitCode:
         """Put, read back, compare, print; the status is 0 only if every record was read back unchanged."""
@@ -95,14 +100,15 @@ class DemoCommand:
     async def _journey(self) -> ExitCode:
         async with local_kinesis({STREAM: self.shards}) as server:
             connection = Connection.to_own_server(STREAM, endpoint_url=server.endpoint_url)
-            with progress() as bars:
-                started_at = time.monotonic()
+            with progress(as_json=self.as_json) as bars:
+                started_at, cpu_before = time.monotonic(), time.process_time()
                 async with connection.client() as client:
                     opening = self.open_load(connection, self._hook, self._records, self.shards)
                     async with opening as (producer, load):
                         await self._run(load, producer, client, bars)
                     report = producer.report()
                 put_seconds = time.monotonic() - started_at
+                self._cpu_share = (time.process_time() - cpu_before) / put_seconds
                 reader, read_seconds = await self._read_all(connection, bars)
         figures = self._figures(load, report, reader, put_seconds=put_seconds, read_seconds=read_seconds)
         print_figures(figures, as_json=self.as_json)
@@ -115,7 +121,7 @@ class DemoCommand:
         return ExitCode.DONE if is_lossless else ExitCode.NOT_ALL_ARRIVED
 
     async def _run(self, load: Load, producer: Producer, client: Any, bars: Progress) -> None:  # noqa: ANN401 - aiobotocore has no types
-        shown = bars.add_task("put and acknowledged", total=self._records.count)
+        shown = bars.add_task("put and acknowledged", total=self._records.count, unit="records")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_show, producer, bars, shown)
             await load.run(lambda: self._split_first_shard(client))
@@ -132,7 +138,7 @@ class DemoCommand:
 
     async def _read_all(self, connection: Connection, bars: Progress) -> tuple[StreamReader, float]:
         started_at = time.monotonic()
-        shown = bars.add_task("read back", total=self._records.count)
+        shown = bars.add_task("read back", total=self._records.count, unit="records")
 
         def take(records: Sequence[ReadRecord]) -> bool:
             self._inventory.add(records)
@@ -163,6 +169,7 @@ class DemoCommand:
             Figure("records", load.put_count, f"{per_second:,.0f} a second"),
             Figure("bytes", load.put_bytes, "of data"),
             Figure("shards", now_open, "one was split in the middle" if self.split else ""),
+            *self._limits(load.put_bytes / put_seconds),
             Figure("aggregation_ratio", round(hook.aggregation_ratio, 1), "user records per Kinesis record"),
             Figure("put_records_calls", hook.requests),
             Figure("throttled", hook.throttled_records, "Kinesis records"),
@@ -176,6 +183,25 @@ class DemoCommand:
             Figure("altered", inventory.altered),
             Figure("lost", inventory.lost),
             Figure("duplicated", inventory.duplicated),
+        ]
+
+    def _limits(self, bytes_per_second: float) -> list[Figure]:
+        """Return what the load used of its shards and of the CPU: one of them limits it."""
+        shards = bytes_per_second / (self.shards * MIB)
+        limits_it = "which limits the rate"
+        return [
+            Figure(
+                "shards_used",
+                round(shards, 2),
+                f"of 1 MiB/s each{f', {limits_it}' if shards > NEARLY else ''}",
+                f"{shards:.0%}",
+            ),
+            Figure(
+                "cpu_used",
+                round(self._cpu_share, 2),
+                f"of one core{f', {limits_it}' if shards <= NEARLY < self._cpu_share else ''}",
+                f"{self._cpu_share:.0%}",
+            ),
         ]
 
 

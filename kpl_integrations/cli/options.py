@@ -28,6 +28,22 @@ EXIT_CODES: Final = (
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+class ProgressWanted:
+    """What the options of this process's command ask for, wherever it matters."""
+
+    is_quiet = False
+
+
+def _be_quiet(is_quiet: bool) -> None:
+    ProgressWanted.is_quiet = is_quiet
+
+
+# A command need not pass it on.
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Show no progress.", callback=_be_quiet, expose_value=False, is_eager=True)
+]
 Region = Annotated[
     str | None, typer.Option(help="AWS region; the default is that of any AWS client.", show_default=False)
 ]

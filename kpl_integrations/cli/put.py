@@ -3,13 +3,13 @@
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import anyio
-from rich.progress import DownloadColumn, Progress, TaskID, TextColumn
+from rich.progress import Progress, TaskID
 
 from kpl_core import InvalidUserRecord, Producer, ProducerReport, RecordResult
 from kpl_core.hooks import Fact, RequestCompleted, ShardMapRefreshed
@@ -17,8 +17,9 @@ from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.record_result import EXPIRED
 from kpl_integrations.cli.connection import Connection, advice
 from kpl_integrations.cli.exit_code import SIGNAL_CODES, CommandFailure, ExitCode, on_signal
+from kpl_integrations.cli.progress import progress
 from kpl_integrations.cli.put_input import ConfirmedLines, InputLines, ReadLine
-from kpl_integrations.cli.terminal import Figure, note, print_failure, print_figures, progress
+from kpl_integrations.cli.terminal import Figure, note, print_failure, print_figures
 
 _POLL_SECONDS: Final = 0.1
 # Print a note when requests have failed for this long; a progress bar that does not move explains nothing.
@@ -88,8 +89,9 @@ class PutCommand:
             note(f"waiting {_AFTER_SIGNAL_SECONDS:g} seconds for records in flight; signal again to stop now")
             stop(_AFTER_SIGNAL_SECONDS)
 
-        with _bar(lines) as bar, on_signal(signalled):
-            shown = bar.add_task("put", total=lines.size_bytes, lines=0)
+        # A bar would overwrite typed text.
+        with progress(as_json=self.as_json, hidden=lines.is_terminal) as bar, on_signal(signalled):
+            shown = bar.add_task("put", total=lines.size_bytes, unit="bytes", lines=0)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch, producer, stop, bar, shown)
                 with reading:
@@ -187,13 +189,6 @@ class PutCommand:
             print_failure(self._skip_too_large)
             return self._skip_too_large.exit_code
         return ExitCode.DONE
-
-
-def _bar(lines: InputLines) -> AbstractContextManager[Progress]:
-    counted = TextColumn("{task.fields[lines]:,} lines")
-    if lines.is_terminal:
-        return progress(counted, hidden=True)  # a bar would overwrite the typed text
-    return progress(counted) if lines.size_bytes is None else progress(DownloadColumn(), counted)
 
 
 def cause_of(result: RecordResult) -> tuple[str, str]:

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, NoReturn, TextIO
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from kpl_integrations.cli.exit_code import CommandFailure
@@ -51,24 +50,6 @@ def results() -> Console:
 def remarks() -> Console:
     """Return the console on stderr."""
     return _Console(stderr=True, highlight=False, markup=False, emoji=False)
-
-
-@contextmanager
-def progress(*columns: ProgressColumn, hidden: bool = False) -> Iterator[Progress]:
-    """Show progress bars on stderr if it is a terminal."""
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *(columns or (MofNCompleteColumn(),)),
-        TimeElapsedColumn(),
-        console=remarks(),
-        transient=True,
-    )
-    if hidden or not sys.stderr.isatty():
-        yield bars
-    else:
-        with bars:
-            yield bars
 
 
 def print_figures(figures: Sequence[Figure], *, as_json: bool) -> None:

@@ -36,7 +36,8 @@ from kpl_core.durability.spool import (
 from kpl_core.producer.delivery import call_when_finished
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
-from kpl_integrations.cli.terminal import Figure, note, print_figures, printable, progress
+from kpl_integrations.cli.progress import progress
+from kpl_integrations.cli.terminal import Figure, note, print_figures, printable
 
 Reader = TypeVar("Reader", bound=SpoolReader)
 _IN_FLIGHT: Final = 500
@@ -115,8 +116,8 @@ async def export_rows(
 
     def shown_work() -> None:
         nonlocal report
-        with progress() as bar:
-            shown = bar.add_task("export", total=None)
+        with progress(as_json=as_json) as bar:
+            shown = bar.add_task("export", total=None, unit="records")
             try:
                 report = work(lambda total: bar.update(shown, total=total), partial(_advanced, bar, shown))
             except OSError as error:
@@ -139,9 +140,9 @@ async def purge_letters(path: Path, wanted: LetterFilter, as_json: bool) -> Exit
     purged = 0
 
     def work() -> None:
-        with Spool(options_of(path)) as spool, progress() as bar:
+        with Spool(options_of(path)) as spool, progress(as_json=as_json) as bar:
             queue = DeadLetterQueue(spool)
-            shown = bar.add_task("purge", total=sum(queue.count_nowait(wanted).result().values()))
+            shown = bar.add_task("purge", total=sum(queue.count_nowait(wanted).result().values()), unit="letters")
 
             def advanced(done: int) -> None:
                 nonlocal purged
@@ -186,8 +187,8 @@ async def redrive(
                 return
             connection = await Connection.to_stream(stream, region=region, endpoint_url=endpoint_url)
             async with Producer(connection.producer_config(), session=connection.session) as producer:
-                with progress() as bar:
-                    shown = bar.add_task("redrive", total=None)
+                with progress(as_json=as_json) as bar:
+                    shown = bar.add_task("redrive", total=None, unit="letters")
 
                     def show(now: RedriveProgress) -> None:
                         nonlocal last

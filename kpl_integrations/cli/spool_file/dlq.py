@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.options import Commands, EndpointUrl, Json, Region, run
+from kpl_integrations.cli.options import Commands, EndpointUrl, Json, Quiet, Region, run
 
 if TYPE_CHECKING:
     from kpl_core.durability.spool import LetterFilter
@@ -80,6 +80,7 @@ def redrive(  # noqa: PLR0913 - each parameter is an option
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     as_json: Json = False,
+    _quiet: Quiet = False,
 ) -> None:
     """Put dead letters again, critical ones first.
 
@@ -102,6 +103,7 @@ def purge(
     stream: OfStream = None,
     tenant: Tenant = None,
     as_json: Json = False,
+    _quiet: Quiet = False,
 ) -> None:
     """Delete dead letters permanently; `kpl dlq export` with the same filter keeps a copy."""
     from kpl_integrations.cli.spool_file.dead_letters import purge_letters  # noqa: PLC0415
@@ -136,6 +138,7 @@ def export(
     stream: OfStream = None,
     tenant: Tenant = None,
     as_json: Json = False,
+    _quiet: Quiet = False,
 ) -> None:
     """Write dead letters as JSON lines; the destination is replaced at the end or not at all."""
     from kpl_integrations.cli.spool_file.dead_letters import export as work  # noqa: PLC0415

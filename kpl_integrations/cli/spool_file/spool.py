@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kpl_integrations.cli.options import Commands, EndpointUrl, Json, Region, run
+from kpl_integrations.cli.options import Commands, EndpointUrl, Json, Quiet, Region, run
 from kpl_integrations.cli.spool_file.dlq import File
 
 spool = Commands(help="List, count, send or export the records in the spool of a process that is gone.")
@@ -58,6 +58,7 @@ def drain(
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     as_json: Json = False,
+    _quiet: Quiet = False,
 ) -> None:
     """Send all spooled records to Kinesis as a producer does, in order for each key.
 
@@ -77,6 +78,7 @@ def export(
     *,
     stream: OfStream = None,
     as_json: Json = False,
+    _quiet: Quiet = False,
 ) -> None:
     """Write spooled records as JSON lines, which `kpl put STREAM FILE --format ndjson` reads. They stay in the spool.
 

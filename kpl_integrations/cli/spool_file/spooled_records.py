@@ -25,9 +25,10 @@ from kpl_core.durability.spool import (
 )
 from kpl_integrations.cli.connection import Connection, advice
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
+from kpl_integrations.cli.progress import progress
 from kpl_integrations.cli.put import PATIENCE_SECONDS, RequestTotals
 from kpl_integrations.cli.spool_file.dead_letters import export_rows, opened, options_of
-from kpl_integrations.cli.terminal import Figure, duration_text, note, print_figures, print_json, printable, progress
+from kpl_integrations.cli.terminal import Figure, duration_text, note, print_figures, print_json, printable
 
 _POLL_SECONDS: Final = 0.05
 # Records that are claimed at a time to find the first undamaged one.
@@ -165,9 +166,10 @@ async def drain(
         async with Producer(config, session=connection.session, hooks=[totals]) as producer:
             letters = producer.dead_letters
             assert letters is not None  # noqa: S101 - its configuration has them
-            with progress() as bar, anyio.move_on_after(timeout):
+            with progress(as_json=as_json) as bar, anyio.move_on_after(timeout):
+                shown = bar.add_task("drain", total=found.records, unit="records")
                 try:
-                    await _until_empty(letters.spool, totals, bar, bar.add_task("drain", total=found.records))
+                    await _until_empty(letters.spool, totals, bar, shown)
                 finally:
                     damaged = letters.spool.statistics().damaged_records
             await producer.close(timeout=0.5)

@@ -1,0 +1,94 @@
+"""How far a command is: a bar on a terminal, else a line now and then, on stderr.
+
+Nothing is shown for the first two seconds. `--quiet` shows nothing at all. With `--json` a line is an object.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import msgspec
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from kpl_core.options.kinesis_limits import MIB
+from kpl_integrations.cli.options import ProgressWanted
+from kpl_integrations.cli.terminal import duration_text, note, remarks
+
+# The first line comes after this, and each further one after the other.
+FIRST_SECONDS: Final = 2.0
+LINE_SECONDS: Final = 10.0
+
+
+class _Pace(ProgressColumn):
+    """What was done, of how much, and how fast."""
+
+    def render(self, task: Task) -> Text:
+        return Text(_done(task))
+
+
+def _done(task: Task) -> str:
+    """Return such as "1,200 of 5,000 records, 310 records/s"; bytes are in MiB, with the lines that they have."""
+    unit, speed = task.fields["unit"], task.finished_speed or task.speed
+    if unit == "bytes":
+        done, unit, numbers = task.completed / MIB, "MiB", ",.1f"
+        total, speed = (None if each is None else each / MIB for each in (task.total, speed))
+    else:
+        done, total, numbers = task.completed, task.total, ",.0f"
+    of = "" if total is None else f" of {total:{numbers}}"
+    pace = "" if speed is None else f", {speed:{numbers}} {unit}/s"
+    lines = f"{task.fields['lines']:,} lines, " if "lines" in task.fields else ""
+    return f"{lines}{done:{numbers}}{of} {unit}{pace}"
+
+
+class _Lines(Progress):
+    """Prints lines where there is no terminal for a bar."""
+
+    def __init__(self, *, as_json: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(disable=True)
+        self._as_json = as_json
+        self._clock = clock
+        self._next_at = clock() + FIRST_SECONDS
+
+    def update(self, task_id: TaskID, **changed: Any) -> None:  # noqa: ANN401 - passed on
+        """Note what is done, and print a line if it is time for one."""
+        super().update(task_id, **changed)
+        now = self._clock()
+        if now < self._next_at:
+            return
+        self._next_at = now + LINE_SECONDS
+        task = self._tasks[task_id]
+        if self._as_json:
+            with suppress(OSError):  # as `note`
+                sys.stderr.write(msgspec.json.encode(_fields(task)).decode() + "\n")
+                sys.stderr.flush()
+        else:
+            left = task.time_remaining
+            note(f"{task.description}: {_done(task)}" + ("" if left is None else f", {duration_text(left)} left"))
+
+
+def _fields(task: Task) -> dict[str, object]:
+    speed = task.finished_speed or task.speed
+    return {
+        "progress": task.description,
+        **{name: value for name, value in task.fields.items() if name != "unit"},
+        task.fields["unit"]: task.completed,
+        "total": task.total,
+        "per_second": None if speed is None else round(speed, 1),
+        "seconds_left": task.time_remaining,
+    }
+
+
+@contextmanager
+def progress(*, as_json: bool, hidden: bool = False) -> Iterator[Progress]:
+    """Show the progress of tasks, each with a `unit`: "bytes", or a word for what it counts. `hidden`: show nothing."""
+    if hidden or ProgressWanted.is_quiet:
+        yield Progress(disable=True)
+    elif sys.stderr.isatty() and not as_json:
+        columns = TextColumn("{task.description}"), BarColumn(), _Pace(), TimeRemainingColumn()
+        with Progress(*columns, console=remarks(), transient=True) as bars:
+            yield bars
+    else:
+        yield _Lines(as_json=as_json)
