@@ -112,7 +112,7 @@ class ClientRoom(NamedTuple):
 
     room: SharedRoom
     client: str
-    watch_body: Callable[[Any], object] | None = None
+    watch_body: Callable[[Any], Callable[[], object]] | None = None
 
     def hold(self, evict: Callable[[], object]) -> HeldBody:
         """Return a new body without bytes."""

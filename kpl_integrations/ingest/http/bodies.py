@@ -125,11 +125,11 @@ def _time_limit(seconds: float, room: ClientRoom | None) -> Iterator[anyio.Cance
         if watch is None:
             yield reading
             return
-        watch(reading)
+        unwatch = watch(reading)
         try:
             yield reading
         finally:
-            watch(None)
+            unwatch()
 
 
 def _too_slow(seconds: float) -> Refused:

@@ -26,6 +26,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 import anyio
@@ -301,7 +302,7 @@ def _run_turn(reader: "ConnectionReader", *, is_overdue: bool) -> None:
 class ConnectionReader:
     """One connection: its tenant, and the received bytes that wait for its turn."""
 
-    __slots__ = ("_body_timer", "_has_tenant", "_has_turn", "_is_known", "_paused", "_paused_at", "address",
+    __slots__ = ("_body_timers", "_has_tenant", "_has_turn", "_is_known", "_paused", "_paused_at", "address",
                  "authorization", "connection", "flow", "is_refusing", "is_shared", "owner", "started", "turns",
                  "weight")  # fmt: skip
 
@@ -323,7 +324,8 @@ class ConnectionReader:
         # While received bytes are fed: the time since which CPU time is not charged yet.
         self.started: float | None = None
         self.is_refusing = self._has_turn = False
-        self._body_timer: anyio.CancelScope | None = None
+        # HTTP/2 has several bodies at a time.
+        self._body_timers: set[anyio.CancelScope] = set()
 
     def claim(self, tenant: Tenant | None) -> None:
         """Note the tenant of a request; None: it has no verified credentials."""
@@ -398,11 +400,12 @@ class ConnectionReader:
             self._paused = None
         del self.connection
 
-    def watch_body(self, timer: anyio.CancelScope | None) -> None:
-        """Do not count pauses towards the deadline of `timer`, the time limit of the current body."""
-        self._body_timer = timer
-        if timer is not None and self._paused is not None:
+    def watch_body(self, timer: anyio.CancelScope) -> Callable[[], object]:
+        """Do not count pauses towards the deadline of `timer`, the time limit of a body, until the result is called."""
+        self._body_timers.add(timer)
+        if self._paused is not None:
             timer.deadline += _MARGIN_SECONDS
+        return partial(self._body_timers.discard, timer)
 
     def _recognize(self, data: bytes) -> None:
         """Find the tenant of a new connection before its first request is parsed."""
@@ -466,8 +469,8 @@ class ConnectionReader:
         self._paused_at = self.turns.now()
         self.turns.paused_bytes += sum(map(len, pieces))
         self.connection.stop_timers()
-        if self._body_timer is not None:
-            self._body_timer.deadline += _MARGIN_SECONDS
+        for timer in self._body_timers:
+            timer.deadline += _MARGIN_SECONDS
         self.turns.wait(self)
 
     def _add(self, data: bytes) -> None:
@@ -479,7 +482,7 @@ class ConnectionReader:
         assert self._paused is not None  # noqa: S101 - it had a turn, so it waited
         pieces, self._paused = self._paused, None
         self.turns.paused_bytes -= sum(map(len, pieces))
-        if self._body_timer is not None:
-            self._body_timer.deadline -= _MARGIN_SECONDS - (self.turns.now() - self._paused_at)
+        for timer in self._body_timers:
+            timer.deadline -= _MARGIN_SECONDS - (self.turns.now() - self._paused_at)
         self.connection.restart_timers()
         return pieces

@@ -66,7 +66,7 @@ class Server(NamedTuple):
 
     claim: Callable[[Tenant | None], bool]
     verified: Callable[[], object]
-    watch_body: Callable[[Any], object]
+    watch_body: Callable[[Any], Callable[[], object]]
     whole_body: Callable[[], bytes | None]
 
 

@@ -219,7 +219,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         else:
             self._flush()
             self._close_if_left()
-            if self._bounds.head_began_at is not None and self._timer is None:
+            if self._bounds.head_began_at is not None:
+                # That of an idle connection is later.
+                self._stop_timer()
                 self._start_timer()
 
     def _flush(self) -> None:

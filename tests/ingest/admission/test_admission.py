@@ -108,7 +108,9 @@ async def slow_body(gateway: IngestGateway) -> Answer:
 
 async def cpu_share(gateway: IngestGateway) -> Answer:
     """The server says whether a request may wait for its tenant's turn."""
-    server = Server(lambda tenant: tenant is None or tenant.id != "acme", lambda: None, lambda _: None, lambda: None)
+    server = Server(
+        lambda tenant: tenant is None or tenant.id != "acme", lambda: None, lambda _: lambda: None, lambda: None
+    )
 
     async def claimed(scope: Any, receive: Any, send: Any) -> None:
         await gateway({**scope, "extensions": {SERVER: {"request": server}}}, receive, send)

@@ -218,9 +218,14 @@ async def test_a_connection_without_a_request_and_a_head_without_an_end_have_ten
 @in_virtual_time
 async def test_a_head_that_begins_behind_an_answer_has_ten_seconds_too():
     async with talking() as (_, talk):
-        await talk.ask("GET", "/livez")
-        talk.write(frame(1, b"x", stream=3))
-        await asyncio.sleep(12)
+        for seconds in (0, 30):
+            await asyncio.sleep(seconds)
+            assert not talk.wire.closed
+            await talk.ask("GET", "/livez")
+        talk.write(frame(1, b"x", stream=5))
+        await asyncio.sleep(9)
+        assert not talk.wire.closed
+        await asyncio.sleep(2)
         assert talk.wire.closed
 
 

@@ -72,7 +72,7 @@ class Scene(NamedTuple):
         opened, broken = self.gateway.opened, self.broken
         body = {RecordsRequest: RECORD, OtlpRequest: LOGS, KinesisRequest: PUT}[form]
         headers = {"content-length": str(MANY_BYTES if "length" in broken else len(body)), "host": "gateway"}
-        server = Server(lambda _: "cpu_share" not in broken, lambda: None, lambda _: None, lambda: None)
+        server = Server(lambda _: "cpu_share" not in broken, lambda: None, lambda _: lambda: None, lambda: None)
         tenant = UNNAMED if "named_stream" in broken else TENANT
         if "open_gateway" in broken:
             opened.admission.state = "closed"
