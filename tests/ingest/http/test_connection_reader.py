@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import anyio
 import pytest
 
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
@@ -96,6 +97,24 @@ async def test_a_request_with_a_wrong_key_exempts_no_connection_from_pauses(tena
         reader.claim(None if tenant is None else Tenant(id=tenant))
     reader.receive(b"x")
     assert (reader.is_shared, staged.fed, turns.pauses) == (False, 0, 1)
+    reader.close()
+
+
+async def test_a_pause_counts_for_no_body_of_its_connection():
+    turns = late_turns()
+    turns.charge("flood", 1.0, 1e4)
+    reader = ConnectionReader(StagedConnection(), turns, "192.0.2.1")
+    reader.claim(Tenant(id="flood"))
+    first, second, ended = (anyio.CancelScope(deadline=10.0) for _ in range(3))
+    reader.watch_body(first)
+    reader.watch_body(ended)()
+    reader.receive(b"x")
+    # One that begins to wait for its body during the pause, too.
+    reader.watch_body(second)
+    assert (ended.deadline, turns.pauses) == (10.0, 1)
+    assert first.deadline == second.deadline > 11.0
+    reader.run_turn(is_overdue=True)
+    assert [first.deadline, second.deadline] == pytest.approx([10.0, 10.0], abs=0.5)
     reader.close()
 
 
