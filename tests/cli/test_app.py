@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from kpl_integrations.cli.exit_code import ExitCode
+from tests.support.kpl_process import run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "cli.md"
 
@@ -40,3 +41,14 @@ def test_the_guide_has_the_table_of_exit_codes():
 def test_help_shows_flags_without_a_type(kpl, command):
     outcome = kpl(*command, "--help")
     assert (outcome.status, "--help" in outcome.out, "bool" in outcome.out) == (0, True, False)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell, monkeypatch):
+    monkeypatch.setenv("_KPL_COMPLETE", f"complete_{shell}")
+    for typed, expected in (("kpl sp", "spool"), ("kpl put --qu", "--quiet")):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", typed)
+        monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+        assert expected in run().out
