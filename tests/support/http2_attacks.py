@@ -65,9 +65,9 @@ def pseudo_fields() -> list[tuple[str, str]]:
 
 
 def continued(payload: bytes) -> Callable[[int], bytes]:
-    """Return a head without an end."""
-    more = frame(CONTINUATION, payload, stream=1)
-    return lambda size: START + frame(HEADERS, block(), stream=1) + more * (size // len(more))
+    """Return a head in so many frames. It has an end: a server waits for ten seconds for one that has none."""
+    more, last = frame(CONTINUATION, payload, stream=1), frame(CONTINUATION, flags=END_HEADERS, stream=1)
+    return lambda size: START + frame(HEADERS, block(), stream=1) + more * (size // len(more)) + last
 
 
 def body_of(payload: bytes) -> Callable[[int], bytes]:
