@@ -7,6 +7,7 @@ history that a watcher gets first; less often where that takes more than 1 % of 
 
 import base64
 import hashlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
@@ -27,6 +28,7 @@ from kpl_integrations.ingest.http.request_head import server_of
 from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.stats import GatewayStats
 
+_log: Final = logging.getLogger(__name__)
 EVENT_SECONDS: Final = 1.0
 MOST_WATCHERS: Final = 50
 CLOSING_EVENT_SECONDS: Final = 2.0
@@ -156,7 +158,10 @@ class Dashboard:
         """Compute a document now and then, also without watchers, until cancelled."""
         while True:
             began = time.process_time()
-            await self._event()
+            try:
+                await self._event()
+            except Exception:  # noqa: BLE001 - a chart with a gap must not end the gateway
+                _log.warning("the dashboard's history has a gap, because the figures cannot be read", exc_info=True)
             spent = time.process_time() - began
             await anyio.sleep(max(STEP_SECONDS, spent / _MOST_CPU_SHARE, self._workers * _SECONDS_PER_WORKER))
 

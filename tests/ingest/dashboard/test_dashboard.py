@@ -14,7 +14,7 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.dashboard.dashboard import CLOSING_EVENT_SECONDS, MOST_WATCHERS, Dashboard
-from kpl_integrations.ingest.stats import SingleProcessStats
+from kpl_integrations.ingest.stats import GatewayTotals, SingleProcessStats
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.support.virtual_time import Backend
@@ -161,6 +161,25 @@ async def test_a_page_that_is_opened_gets_what_happened_without_watchers() -> No
         assert len(ages) >= 12
         assert ages[0] == pytest.approx(61, abs=1)
         assert {"accepted", "delivered", "p50", "p99", "queue"} <= watcher.history()[0].keys()
+
+
+async def test_figures_that_cannot_be_read_do_not_end_the_gateway(caplog: pytest.LogCaptureFixture) -> None:
+    async with _gateway(OPEN) as gateway:
+
+        class Failing(SingleProcessStats):
+            def __init__(self) -> None:
+                """Read nothing."""
+
+            async def totals(self) -> GatewayTotals:
+                raise OSError
+
+        dashboard = Dashboard(gateway.opened, Failing())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(dashboard.remember)
+            await anyio.sleep(11)
+            tasks.cancel_scope.cancel()
+        assert caplog.text.count("the figures cannot be read") == 3
+        assert gateway.admission.state == "open"
 
 
 async def test_closing_admission_ends_every_event_stream() -> None:
