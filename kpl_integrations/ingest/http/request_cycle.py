@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kpl_integrations.asgi.protocol import Message, Receive, Scope, Send
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
@@ -18,7 +18,7 @@ FORBIDDEN: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CLOSE: Final = b"close"
 _CHUNKED: Final = b"transfer-encoding: chunked\r\n"
 # Answers with these have no body (RFC 9110, sections 15.3.5 and 15.4.5).
-_WITHOUT_BODY: Final = (204, 304)
+WITHOUT_BODY: Final = (204, 304)
 
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -26,6 +26,35 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 def _nothing() -> None:
     """Do nothing: the request has ended."""
+
+
+class Cycle(Protocol):
+    """A request of an application, over HTTP/1.1 or HTTP/2."""
+
+    disconnected: bool
+    response_complete: bool
+
+    async def receive(self) -> Message:
+        """Return the next message for the application."""
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the application."""
+
+    def fail(self) -> None:
+        """End an answer that the application has not completed."""
+
+
+async def let_answer(application: Any, scope: Scope, cycle: Cycle) -> None:  # noqa: ANN401 - an ASGI application
+    """Let the application answer, and end the answer if it does not."""
+    try:
+        await application(scope, cycle.receive, cycle.send)
+        if not (cycle.response_complete or cycle.disconnected):
+            _log.error("the application did not complete its answer")
+    except Exception:  # noqa: BLE001 - an application may raise anything
+        _log.exception("Exception in ASGI application")
+    finally:
+        if not (cycle.response_complete or cycle.disconnected):
+            cycle.fail()
 
 
 class RequestCycle:
@@ -92,19 +121,14 @@ class RequestCycle:
         self._changed.set()
 
     async def run(self, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
-        """Let the application answer. If it fails, answer 500, or close the connection if an answer has begun."""
+        """Let the application answer."""
         try:
-            await application(scope, self.receive, self.send)
-            if not (self.response_complete or self.disconnected):
-                _log.error("the application did not complete its answer")
-        except Exception:  # noqa: BLE001 - an application may raise anything
-            _log.exception("Exception in ASGI application")
+            await let_answer(application, scope, self)
         finally:
-            if not (self.response_complete or self.disconnected):
-                self._fail()
             self._answered = _nothing
 
-    def _fail(self) -> None:
+    def fail(self) -> None:
+        """Answer 500, or close the connection if an answer has begun."""
         if self._head or not self._has_started:
             self._transport.write(self._start_of(500) + FAILED_CONTENT)
         self.keep_alive = False
@@ -162,7 +186,7 @@ class RequestCycle:
         self._bytes_left = self._add_fields(lines, headers)
         self._has_started = True
         self._expects_continue = False
-        if self._is_head or status in _WITHOUT_BODY:
+        if self._is_head or status in WITHOUT_BODY:
             self._bytes_left = 0
         elif self._bytes_left is None and _CHUNKED not in lines:
             lines.append(_CHUNKED)

@@ -35,7 +35,7 @@ from hpack import HPACKError
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.raw_answers import goaway
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
-from kpl_integrations.ingest.http.request_cycle import service_unavailable
+from kpl_integrations.ingest.http.request_cycle import let_answer, service_unavailable
 from kpl_integrations.ingest.http.request_head import SERVER, Server
 from kpl_integrations.ingest.http.timed_request import TimedRequest
 from kpl_integrations.ingest.http2.frame_bounds import TOKENS_PER_ANSWER, TOKENS_PER_DATA, FrameBounds, TooMuch
@@ -286,7 +286,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         scope["extensions"] = {SERVER: {"request": server}}
         self._running += 1
         tasks = self.server.shared.tasks
-        task = self.loop.create_task(stream.run(application, scope))
+        task = self.loop.create_task(let_answer(application, scope, stream))
         tasks.add(task)
         task.add_done_callback(self._task_ended)
 
@@ -334,9 +334,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._flush_soon()
 
     def send_some(self, stream_id: int, data: memoryview, *, end: bool) -> int:
-        """Send as much as the windows allow, but nothing while the client does not read the connection."""
+        """Send as much as the windows allow, and nothing while the client does not read the connection."""
         sent = 0
-        while not (sent and self.flow.write_paused):
+        while not self.flow.write_paused:
             size = min(len(data) - sent, self.frames.local_flow_control_window(stream_id), _MOST_FRAME_BYTES)
             is_last = end and sent + max(0, size) == len(data)
             if size <= 0 and not (is_last and not data):
@@ -358,6 +358,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Let the client send as many bytes again."""
         self.frames.acknowledge_received_data(size_bytes, stream_id)
         self._flush_soon()
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client does not read from the connection."""
+        return self.flow.write_paused
 
     async def writable(self) -> None:
         """Wait until the client reads from the connection, or is gone."""

@@ -2,17 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Iterable
+from typing import Final, Protocol
 
-from kpl_integrations.asgi.protocol import Message, Scope
-from kpl_integrations.ingest.http.request_cycle import FORBIDDEN
+from kpl_integrations.asgi.protocol import Message
+from kpl_integrations.ingest.http.request_cycle import FORBIDDEN, WITHOUT_BODY
 
 _log: Final = logging.getLogger(__name__)
 # A client that takes nothing of an answer for so long does not get the rest.
 _SEND_SECONDS: Final = 30.0
-# Answers with these have no body (RFC 9110, sections 15.3.5 and 15.4.5).
-_WITHOUT_BODY: Final = (204, 304)
 # Fields of HTTP/1.1 that HTTP/2 does not have (RFC 9113, section 8.2.2).
 _OF_CONNECTIONS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -26,11 +24,15 @@ Headers = Iterable[tuple[bytes, bytes]]
 class StreamPort(Protocol):
     """What a stream uses of its connection."""
 
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client does not read from the connection."""
+
     def send_head(self, stream_id: int, status: int, headers: list[tuple[bytes, bytes]], *, end: bool) -> None:
         """Send the head of an answer. `end`: nothing follows."""
 
     def send_some(self, stream_id: int, data: memoryview, *, end: bool) -> int:
-        """Send as much as the windows allow, and return how many bytes that was."""
+        """Send as much as the windows and the connection allow, and return how many bytes that was."""
 
     def send_continue(self, stream_id: int) -> None:
         """Ask for the body."""
@@ -99,29 +101,17 @@ class Http2Stream:
         self._changed.set()
         self._window_changed.set()
 
-    async def run(self, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
-        """Let the application answer. If it fails, answer 500, or abort an answer that has begun."""
-        try:
-            await application(scope, self.receive, self.send)
-            if not (self.response_complete or self.disconnected):
-                _log.error("the application did not complete its answer")
-        except Exception:  # noqa: BLE001 - an application may raise anything
-            _log.exception("Exception in ASGI application")
-        finally:
-            if not (self.response_complete or self.disconnected):
-                self._fail()
-
-    def _fail(self) -> None:
+    def fail(self) -> None:
+        """Answer 500, or abort an answer that has begun."""
         if self._head is None and self._has_started:
             self._port.give_up(self._id)
             return
         self._port.send_head(self._id, 500, list(_FAILED_FIELDS), end=self._is_head)
-        if not self._is_head:
-            # So few bytes wait for no window, except for that of an attacker, who does not get them.
-            sent = self._port.send_some(self._id, memoryview(_FAILED), end=True)
-            if sent < len(_FAILED):
-                self._port.give_up(self._id)
-        self._complete()
+        # So few bytes wait for nothing, except for a client that takes no bytes at all, which does not get them.
+        if not self._is_head and self._port.send_some(self._id, memoryview(_FAILED), end=True) < len(_FAILED):
+            self._port.give_up(self._id)
+        else:
+            self._complete()
 
     # From the application
 
@@ -161,6 +151,8 @@ class Http2Stream:
             RuntimeError: it is not the time for this message, a header field is invalid, or the answer has another
             length than its Content-Length.
         """
+        if self._port.write_paused:
+            await self._in_time(self._port.writable())
         if self.disconnected:
             return
         expected = "http.response.body" if self._has_started else "http.response.start"
@@ -183,7 +175,7 @@ class Http2Stream:
                 raise RuntimeError(detail)
         length = dict(fields).get(b"content-length")
         self._bytes_left = None if length is None else int(length)
-        if self._is_head or status in _WITHOUT_BODY:
+        if self._is_head or status in WITHOUT_BODY:
             self._bytes_left = 0
         self._head = status, [field for field in fields if field[0] not in _OF_CONNECTIONS]
         self._has_started = True
@@ -209,17 +201,20 @@ class Http2Stream:
 
     async def _send_data(self, data: memoryview, *, end: bool) -> None:
         while not self.disconnected:
-            sent = self._port.send_some(self._id, data, end=end)
-            data = data[sent:]
+            data = data[self._port.send_some(self._id, data, end=end) :]
             if not data:
                 return
             self._window_changed.clear()
-            try:
-                async with asyncio.timeout(_SEND_SECONDS):
-                    await (self._port.writable() if sent else self._window_changed.wait())
-            except TimeoutError:
-                _log.info("an answer is aborted: its client took nothing of it for %g s", _SEND_SECONDS)
-                self._port.give_up(self._id)
+            await self._in_time(self._port.writable() if self._port.write_paused else self._window_changed.wait())
+
+    async def _in_time(self, change: Awaitable[object]) -> None:
+        """Wait until the client takes more of the answer, and abort the answer if it does not."""
+        try:
+            async with asyncio.timeout(_SEND_SECONDS):
+                await change
+        except TimeoutError:
+            _log.info("an answer is aborted: its client took nothing of it for %g s", _SEND_SECONDS)
+            self._port.give_up(self._id)
 
     def _complete(self) -> None:
         self.response_complete = True

@@ -340,14 +340,57 @@ async def test_a_connection_that_its_client_does_not_read_is_not_read_either():
         await talk.ask("GET", "/livez")
         talk.http2.pause_writing()
         assert talk.http2.flow.read_paused
-        # A large answer waits behind its first frame.
         stream = talk.client.ask("GET", "/openapi.json")
         await talk.exchange(1.0)
-        assert len(talk.client.answers[stream][2]) == 16_384
+        assert stream not in talk.client.answers
         talk.http2.resume_writing()
         await talk.exchange()
         assert not talk.http2.flow.read_paused
         assert stream in talk.client.ended
+
+
+@in_virtual_time
+async def test_a_stream_of_events_waits_for_a_client_that_does_not_read_and_then_ends():
+    """Its window may be huge, and nothing else bounds what waits for the socket."""
+    sent = 0
+
+    async def application(_scope: Scope, _receive: Receive, send: Send) -> None:
+        nonlocal sent
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while sent < 1_000:
+            await send({"type": "http.response.body", "body": b"event", "more_body": True})
+            sent += 1
+            await asyncio.sleep(1.0)
+
+    async with talking(application) as (_, talk):
+        stream = talk.client.ask("GET", "/events")
+        await talk.exchange(3.0)
+        talk.http2.pause_writing()
+        before = sent
+        await asyncio.sleep(20.0)
+        assert sent <= before + 1
+        assert stream in talk.http2.streams
+        await asyncio.sleep(40.0)
+        assert not talk.http2.streams
+        assert reset_codes(talk.wire.said) == {stream: ErrorCodes.INTERNAL_ERROR}
+
+
+@in_virtual_time
+async def test_an_application_that_fails_before_a_client_that_takes_nothing():
+    async def application(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise OSError
+
+    async with talking(application) as (scene, talk):
+        talk.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        await talk.exchange()
+        stream = talk.client.begin("POST", "/", AS_JSON)
+        await talk.exchange()
+        assert reset_codes(talk.wire.said) == {stream: ErrorCodes.INTERNAL_ERROR}
+        assert not talk.http2.streams
+        # The connection goes on, and no task has failed.
+        talk.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1_000})
+        assert (await talk.ask("GET", "/"))[0] == 500
+        assert not scene.server.tasks
 
 
 @in_virtual_time
