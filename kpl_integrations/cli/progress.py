@@ -1,6 +1,6 @@
 """How far a command is: a bar on a terminal, else a line now and then, on stderr.
 
-Nothing is shown for the first two seconds. `--quiet` shows nothing at all. With `--json` a line is an object.
+The first line comes after two seconds. With `--json` each is an object, on a terminal too. `--quiet` shows nothing.
 """
 
 import sys
@@ -43,7 +43,7 @@ def _done(task: Task) -> str:
     return f"{lines}{done:{numbers}}{of} {unit}{pace}"
 
 
-class _Lines(Progress):
+class ProgressLines(Progress):
     """Prints lines where there is no terminal for a bar."""
 
     def __init__(self, *, as_json: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +59,7 @@ class _Lines(Progress):
         if now < self._next_at:
             return
         self._next_at = now + LINE_SECONDS
-        task = self._tasks[task_id]
+        task = next(task for task in self.tasks if task.id == task_id)
         if self._as_json:
             with suppress(OSError):  # as `note`
                 sys.stderr.write(msgspec.json.encode(_fields(task)).decode() + "\n")
@@ -91,4 +91,4 @@ def progress(*, as_json: bool, hidden: bool = False) -> Iterator[Progress]:
         with Progress(*columns, console=remarks(), transient=True) as bars:
             yield bars
     else:
-        yield _Lines(as_json=as_json)
+        yield ProgressLines(as_json=as_json)

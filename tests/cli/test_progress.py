@@ -9,7 +9,7 @@ import pytest
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.cli.options import ProgressWanted
-from kpl_integrations.cli.progress import FIRST_SECONDS, LINE_SECONDS, _Lines, progress
+from kpl_integrations.cli.progress import FIRST_SECONDS, LINE_SECONDS, ProgressLines, progress
 from tests.support.kpl_process import in_a_terminal, without_escape_codes
 
 Kpl = Callable[..., Any]
@@ -23,7 +23,9 @@ class Clock:
         return self.now
 
 
-def shown(capsys: pytest.CaptureFixture[str], clock: Clock, lines: _Lines, *steps: tuple[float, int]) -> list[str]:
+def shown(
+    capsys: pytest.CaptureFixture[str], clock: Clock, lines: ProgressLines, *steps: tuple[float, int]
+) -> list[str]:
     """Return the lines that are printed when so much is done at these instants."""
     lines.get_time = clock
     task = lines.add_task("put", total=10 * MIB, unit="bytes", lines=0)
@@ -36,19 +38,19 @@ def shown(capsys: pytest.CaptureFixture[str], clock: Clock, lines: _Lines, *step
 def test_the_first_line_comes_after_two_seconds_and_then_one_every_ten(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     steps = [(second / 2, second * MIB // 8) for second in range(80)]
-    found = shown(capsys, clock, _Lines(as_json=False, clock=clock), *steps)
+    found = shown(capsys, clock, ProgressLines(as_json=False, clock=clock), *steps)
     assert len(found) == 1 + int((39.5 - FIRST_SECONDS) / LINE_SECONDS)
     assert found[0] == "put: 5,242 lines, 0.5 of 10.0 MiB, 0.2 MiB/s, 38 s left"
 
 
 def test_a_short_command_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    assert shown(capsys, clock, _Lines(as_json=False, clock=clock), (0.0, 0), (1.9, 10 * MIB)) == []
+    assert shown(capsys, clock, ProgressLines(as_json=False, clock=clock), (0.0, 0), (1.9, 10 * MIB)) == []
 
 
 def test_with_json_a_line_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    (line,) = shown(capsys, clock, _Lines(as_json=True, clock=clock), (0.0, 0), (1.0, 500_000), (2.0, 1_000_000))
+    (line,) = shown(capsys, clock, ProgressLines(as_json=True, clock=clock), (0.0, 0), (1.0, 500_000), (2.0, 1_000_000))
     assert json.loads(line) == {
         "progress": "put",
         "lines": 10_000,
@@ -65,7 +67,7 @@ def test_what_is_quiet_or_hidden_shows_nothing(
     for is_quiet, hidden in ((True, False), (False, True)):
         monkeypatch.setattr(ProgressWanted, "is_quiet", is_quiet)
         with progress(as_json=False, hidden=hidden) as bars:
-            assert not isinstance(bars, _Lines)
+            assert not isinstance(bars, ProgressLines)
             bars.update(bars.add_task("put", total=1, unit="records"), completed=1)
     assert capsys.readouterr().err == ""
 
