@@ -239,7 +239,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not data.startswith(HTTP_2_PREFACE):
             return False
         if self.become_http_2 is None:
-            _log.warning("a client speaks HTTP/2, which is off: client=%s", self.client)
+            _log.warning("a client speaks HTTP/2, which is off (KPL_INGEST_HTTP2); client=%s", self.client)
             self._refuse(NO_HTTP_2)
         else:
             self.become_http_2().feed(data)
