@@ -334,7 +334,8 @@ class Leaseholder:
                 continue
             else:
                 share = self._newcomer(resource, self._meters[resource].usage.limit)
-                if resource in self._granted:
+                if resource in self._granted or resource in self._reported:
+                    # The next plan counts on what it has reported.
                     share = (min(share[0], last[0]), min(share[1], last[1]))
                     self._granted.discard(resource)
                 self._shares[resource] = share

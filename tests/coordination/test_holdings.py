@@ -2,7 +2,9 @@
 
 import pytest
 
+from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_table import TableRules, next_summary
+from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store_objects import (
     Claim,
     FleetMember,
@@ -104,3 +106,21 @@ def test_the_grants_of_a_worker_are_steady_until_one_of_them_rises():
         seen.append((share > before, summary.members["w0"].steady == 0))
     # Its grant rises when the others have confirmed that theirs fell.
     assert seen[-6:] == [*[(False, False)] * 5, (True, True)]
+
+
+def test_a_worker_that_got_a_summary_late_uses_no_more_of_it_later_than_it_has_reported():
+    """The next summary takes what a worker without a grant has reported for all that it may use of this one."""
+    plans = {RESOURCE: ResourcePlan(LIMIT, (200.0, 2e5), 1.0, {})}
+    head = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, resources=plans)
+    rules = HolderRules(worker_id="w0", interval_seconds=5.0, max_workers=4)
+    late, prompt = Leaseholder(rules), Leaseholder(rules)
+    for holder, read_at in ((late, 2.5), (prompt, 0.5)):
+        holder.measure({RESOURCE: Usage(LIMIT, (5_000.0, 5e6))}, 0.0)
+        holder.sync_started(0.0)
+        holder.apply(head, None, read_at, at=1_000.5)
+    assert late.share(RESOURCE, LIMIT)[0] == pytest.approx(10.0)
+    assert prompt.share(RESOURCE, LIMIT)[0] == pytest.approx(200.0)
+    late.reported(late.report(2.5, at=1_003.0))
+    late.sync_started(2.6)
+    late.apply(head, None, 2.7, at=1_003.2)
+    assert late.share(RESOURCE, LIMIT)[0] == pytest.approx(10.0)
