@@ -160,6 +160,8 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
     # Workers whose reports do not count now may still be running, so the plan must include them.
     max_workers = rules.max_workers if previous is None or is_warm else max(rules.max_workers, previous.max_workers)
     leaving: set[str] = set()
+    # When workers reported last, if that is before a report that `previous` has counted.
+    stepped: dict[str, float] = {}
     # Whether the grants of `previous` still serve all workers.
     serves = is_warm
     plans = {} if previous is None else previous.resources
@@ -169,18 +171,23 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
             leaving.add(worker_id)
             continue
         known = old.get(worker_id)
-        if worker_id in summary.members or not _counts(report, known, previous, interval, at=at):
+        if worker_id in summary.members:
+            continue
+        if not _counts(report, known, previous, interval, at=at):
+            if known is not None and report.written_at < known.reported_at:
+                stepped[worker_id] = report.written_at
             continue
         max_workers = max(max_workers, report.max_workers)
         serves = serves and known is not None and _serves(known, report, plans)
         member = summary.members[worker_id] = FleetMember(report.written_at, report.weight, report.tier, {})
         _add_claims(claimants, member, report, known, previous)
-    if not is_warm:
-        # Their reports are as old as the gap. A worker that is really gone loses its lease once the table is warm.
-        for worker_id, silent in old.items():
-            if worker_id not in summary.members and worker_id not in leaving:
-                member = summary.members[worker_id] = FleetMember(silent.reported_at, silent.weight, silent.tier, {})
-                _add_silent(claimants, member, silent, previous)
+    if stepped and previous is not None:
+        # These reported while the store's clock was set back, and may still be running. A new sequence gives them time.
+        summary.began_at, summary.settled, is_warm, serves = at, False, False, False
+        max_workers = max(max_workers, previous.max_workers)
+    if not is_warm and previous is not None:
+        silent = [worker_id for worker_id in old if worker_id not in summary.members and worker_id not in leaving]
+        _keep_silent(summary, silent, claimants, previous, stepped)
 
     summary.member_count = len(summary.members)
     summary.max_workers = max_workers
@@ -188,6 +195,24 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
         return msgspec.structs.replace(previous, computed_at=at, claimed_until=0.0)
     _divide_all(summary, claimants, previous, rules, max_workers)
     return summary
+
+
+def _keep_silent(
+    summary: Summary,
+    silent: Iterable[str],
+    claimants: defaultdict[str, _Claimants],
+    previous: Summary,
+    stepped: Mapping[str, float],
+) -> None:
+    """Keep these workers of `previous`, whose reports are as old as the gap, or of another time (`stepped`).
+
+    A worker that is really gone loses its lease once the table is warm.
+    """
+    for worker_id in silent:
+        known = previous.members[worker_id]
+        reported_at = stepped.get(worker_id, known.reported_at)
+        member = summary.members[worker_id] = FleetMember(reported_at, known.weight, known.tier, {})
+        _add_silent(claimants, member, known, previous)
 
 
 def _is_renewable(previous: Summary, summary: Summary, claimants: Mapping[str, _Claimants], rules: TableRules) -> bool:
@@ -345,11 +370,11 @@ def _of_newcomer(holding: Pair, resource: str, report: WorkerReport, previous: S
 
 
 def _add_silent(
-    claimants: defaultdict[str, _Claimants], member: FleetMember, silent: FleetMember, previous: Summary | None
+    claimants: defaultdict[str, _Claimants], member: FleetMember, silent: FleetMember, previous: Summary
 ) -> None:
     """Add a worker without a current report as a claimant. Its demand is its last grant, so it keeps that grant."""
     for resource, grant in silent.grants.items():
-        plan = None if previous is None else previous.resources.get(resource)
+        plan = previous.resources.get(resource)
         if plan is not None:
             claimants[resource].add(member, Claim(grant.share, grant.ceiling, plan.limit), grant.ceiling, NO_GRANT)
 

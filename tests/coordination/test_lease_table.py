@@ -10,7 +10,13 @@ from benchmarks.coordination_fleet import finished
 from benchmarks.coordination_scale import filled_store, summarise
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
-from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, TableRules, is_calm, next_summary
+from kpl_core.coordination.lease_table import (
+    FORGOTTEN_INTERVALS,
+    WARM_UP_INTERVALS,
+    TableRules,
+    is_calm,
+    next_summary,
+)
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store_objects import (
     MEMBERS_IN_HEAD,
@@ -108,9 +114,26 @@ def test_a_worker_that_leaves_or_misses_two_intervals_loses_its_lease():
     at = summary.computed_at + 2.5
     reports = {name: report(name, summary.generation, at) for name in summary.members}
     reports["w0"] = report("w0", summary.generation, at, leaving=True)
-    reports["w1"] = report("w1", summary.generation, at - 10.1)
-    reports["w2"] = report("w2", summary.generation, at - 9.9)
+    for name, age in (("w1", 10.1), ("w2", 9.9)):
+        # The summary has counted this report.
+        reports[name] = report(name, summary.generation, at - age)
+        summary.members[name] = msgspec.structs.replace(summary.members[name], reported_at=at - age)
     assert set(next_summary(summary, reports.values(), RULES, at=at).members) == {"w2", "w3"}
+
+
+def test_a_worker_that_reported_while_the_clock_was_set_back_keeps_its_lease_for_a_warm_up():
+    summary = grown(throttled=0.0)
+    assert summary.settled
+    first = at = summary.computed_at + 2.5
+    while at < first + 10.0:
+        # Its report seems to be 400 s old. Perhaps it has ended, because it reports no more.
+        reports = [report(name, summary.generation, at) for name in ("w1", "w2", "w3")]
+        reports.append(report("w0", summary.generation, first - 400.0))
+        summary = next_summary(summary, reports, RULES, at=at)
+        is_warm = at - first >= WARM_UP_INTERVALS * RULES.interval_seconds
+        assert summary.members.keys() == {"w1", "w2", "w3"} | (set() if is_warm else {"w0"})
+        assert total(summary) <= 1_000.0 + 1e-6
+        at += 2.5
 
 
 def test_more_workers_than_max_workers_still_keep_the_limit():
