@@ -31,7 +31,7 @@ whole fleet: decrease by 15 % an interval while more than 1 % is throttled, else
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import Final
 
@@ -143,19 +143,9 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
     generation = 1 if previous is None else previous.generation + 1
     if previous is not None and at - previous.computed_at > FORGOTTEN_INTERVALS * interval:
         previous = None
-    is_gap = previous is None or abs(at - previous.computed_at) > GAP_INTERVALS * interval
-    began_at = at if previous is None or is_gap else previous.began_at
-    is_warm = at - began_at >= WARM_UP_INTERVALS * interval
+    summary = _empty(previous, generation, rules, at=at)
+    is_warm = summary.settled
     old = {} if previous is None else previous.members
-
-    summary = Summary(
-        generation=generation,
-        computed_at=at,
-        divided_at=at,
-        began_at=began_at,
-        settled=is_warm,
-        dedicated=rules.dedicated,
-    )
     claimants: defaultdict[str, _Claimants] = defaultdict(_Claimants)
     # Workers whose reports do not count now may still be running, so the plan must include them.
     max_workers = rules.max_workers if previous is None or is_warm else max(rules.max_workers, previous.max_workers)
@@ -186,8 +176,7 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
         summary.began_at, summary.settled, is_warm, serves = at, False, False, False
         max_workers = max(max_workers, previous.max_workers)
     if not is_warm and previous is not None:
-        silent = [worker_id for worker_id in old if worker_id not in summary.members and worker_id not in leaving]
-        _keep_silent(summary, silent, claimants, previous, stepped)
+        _keep_silent(summary, leaving, claimants, previous, stepped)
 
     summary.member_count = len(summary.members)
     summary.max_workers = max_workers
@@ -197,19 +186,34 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
     return summary
 
 
+def _empty(previous: Summary | None, generation: int, rules: TableRules, *, at: float) -> Summary:
+    """Return a summary without members. It is settled if its sequence is warm."""
+    is_gap = previous is None or abs(at - previous.computed_at) > GAP_INTERVALS * rules.interval_seconds
+    began_at = at if previous is None or is_gap else previous.began_at
+    return Summary(
+        generation=generation,
+        computed_at=at,
+        divided_at=at,
+        began_at=began_at,
+        settled=at - began_at >= WARM_UP_INTERVALS * rules.interval_seconds,
+        dedicated=rules.dedicated,
+    )
+
+
 def _keep_silent(
     summary: Summary,
-    silent: Iterable[str],
+    leaving: Container[str],
     claimants: defaultdict[str, _Claimants],
     previous: Summary,
     stepped: Mapping[str, float],
 ) -> None:
-    """Keep these workers of `previous`, whose reports are as old as the gap, or of another time (`stepped`).
+    """Keep the workers of `previous` whose reports are as old as the gap, or of another time (`stepped`).
 
     A worker that is really gone loses its lease once the table is warm.
     """
-    for worker_id in silent:
-        known = previous.members[worker_id]
+    for worker_id, known in previous.members.items():
+        if worker_id in summary.members or worker_id in leaving:
+            continue
         reported_at = stepped.get(worker_id, known.reported_at)
         member = summary.members[worker_id] = FleetMember(reported_at, known.weight, known.tier, {})
         _add_silent(claimants, member, known, previous)

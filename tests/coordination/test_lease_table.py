@@ -12,7 +12,6 @@ from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.lease_table import (
     FORGOTTEN_INTERVALS,
-    WARM_UP_INTERVALS,
     TableRules,
     is_calm,
     next_summary,
@@ -119,21 +118,6 @@ def test_a_worker_that_leaves_or_misses_two_intervals_loses_its_lease():
         reports[name] = report(name, summary.generation, at - age)
         summary.members[name] = msgspec.structs.replace(summary.members[name], reported_at=at - age)
     assert set(next_summary(summary, reports.values(), RULES, at=at).members) == {"w2", "w3"}
-
-
-def test_a_worker_that_reported_while_the_clock_was_set_back_keeps_its_lease_for_a_warm_up():
-    summary = grown(throttled=0.0)
-    assert summary.settled
-    first = at = summary.computed_at + 2.5
-    while at < first + 10.0:
-        # Its report seems to be 400 s old. Perhaps it has ended, because it reports no more.
-        reports = [report(name, summary.generation, at) for name in ("w1", "w2", "w3")]
-        reports.append(report("w0", summary.generation, first - 400.0))
-        summary = next_summary(summary, reports, RULES, at=at)
-        is_warm = at - first >= WARM_UP_INTERVALS * RULES.interval_seconds
-        assert summary.members.keys() == {"w1", "w2", "w3"} | (set() if is_warm else {"w0"})
-        assert total(summary) <= 1_000.0 + 1e-6
-        at += 2.5
 
 
 def test_more_workers_than_max_workers_still_keep_the_limit():
