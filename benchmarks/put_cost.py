@@ -21,7 +21,7 @@ from benchmarks.workload import STREAM_NAME, Keys, Workload
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.producer.composition import stream_pipeline
+from kpl_core.producer.composition import stream_parts
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 
@@ -48,7 +48,9 @@ class Journey:
         unlimited = {"rate_limit_records_per_sec_per_shard": 1e12, "rate_limit_bytes_per_sec_per_shard": 1e15}
         config = Config(**(unlimited | options))
         room = BufferLimit(max_records=10**9, max_bytes=10**12)
-        self.pipeline = stream_pipeline(STREAM_NAME, config, room, now=_NOW, chance=lambda: 0.5, listening=listening)
+        self.pipeline = stream_parts(
+            STREAM_NAME, config, room, now=_NOW, chance=lambda: 0.5, listening=listening
+        ).pipeline
         ranges = ShardRanges(workload.shard_count).ranges
         self.pipeline.shards_changed(
             [Shard(f"shardId-{number:012d}", start, end) for number, (start, end) in enumerate(ranges)], _NOW

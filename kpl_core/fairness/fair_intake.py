@@ -7,27 +7,14 @@ order until it closes again.
 """
 
 import math
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
-
-import msgspec
 
 from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
-from kpl_core.pipeline.forwarding import digest_of
-from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import COMPILED, append_pairs
-from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
+from kpl_core.pipeline.stages import GroupTerms, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Note, ResultHandle, ResultHandles
-from kpl_core.records.user_record import (
-    Tier,
-    UserRecord,
-    encode_partition_key,
-    require_notes,
-    require_size,
-)
+from kpl_core.records.user_record import Tier
 
 # How much of a shard's capacity may be sent and not answered before its gate closes.
 UNANSWERED_SECONDS: Final = 0.25
@@ -41,13 +28,8 @@ class FairIntake:
         self._stages = stages
         self._policy = policy
         self._buffer_limit = stages.buffer_limit
-        self._shard_map = stages.shard_map
-        self._aggregator = stages.aggregator
-        self._output = stages.aggregator.output
-        self._router = stages.router
         self._limiter = stages.limiter
         self._backoff_queue = stages.backoff_queue
-        self._delivery = stages.delivery
         self._waiting = FairShards(policy, stages.buffer_limit, ttl_seconds=config.record_ttl_ms / 1000)
         # The flows whose user records are not aggregated, because their last put said so.
         self._lone_flows: set[str | None] = set()
@@ -161,140 +143,11 @@ class FairIntake:
         """Return when the oldest user record of each flow in the queue arrived."""
         return self._waiting.oldest_by_flow()
 
-    # Many user records of one flow together, all or none. Room is taken once for all, and behind an open gate each then
-    # costs as much as without fairness. `enter_group` and `enter_pairs` return whenever a lane has closed a record, so
-    # that the pipeline hands it on: that may close the gate. A group that has room already was accepted: a size limit
-    # that has become lower since then does not refuse its records.
-
-    def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
-        """Check the records, take room for all of them, and return where each is put."""
-        flow, tier, has_room = terms.flow, terms.tier, terms.has_room
-        require_notes(flow, None)
-        if tier == "normal" and terms.aggregate:
-            places = self._places_by_key(records, has_room=has_room)
-        else:
-            places = [self._place(record, terms) for record in records]
-        size_bytes = 0
-        for place in places:
-            size_bytes += place[3]
-        if not has_room:
-            self.reserve(size_bytes, len(places), flow, tier)
-        if not terms.aggregate:
-            self._lone_flows.add(flow)
-        return places
-
-    def reserve(self, size_bytes: int, records: int, flow: str | None, tier: Tier) -> None:
+    def reserve(self, size_bytes: int, records: int, terms: GroupTerms) -> None:
         """Take room for so many records of a flow together; raises BufferFull, and then nothing was taken."""
-        self._waiting.require_share(flow, size_bytes, records=records, tier=tier)
-        self._buffer_limit.reserve(size_bytes=size_bytes, records=records, tier=tier)
-        if self._lone_flows:
-            self._lone_flows.discard(flow)
-
-    def _places_by_key(self, records: Sequence[UserRecord], *, has_room: bool) -> list[GroupPlace]:
-        """Return where each user record is aggregated, by the routes that every put uses where that is possible."""
-        most = self._stages.max_record_bytes
-        routes, find = self._router.routes, self._router.find
-        places: list[GroupPlace] = []
-        for record in records:
-            key = record.partition_key
-            if record.explicit_hash_key is None:
-                lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
-            else:
-                lane, key_entry, key_bytes, _ = self._explicit_route(key, record.explicit_hash_key)
-            size = len(record.data) + key_bytes
-            if size > most and not has_room:
-                require_size(key_bytes, len(record.data), max_record_bytes=most)
-            places.append((record, lane, key_entry, size))
-        return places
-
-    def _explicit_route(self, key: str, explicit_hash_key: str) -> tuple[Lane, bytes, int, bytes]:
-        """Return the lane of an explicit hash key, the partition key's entry and bytes, and the other's entry."""
-        router = self._router
-        lane, entry = router.explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)
-        _, key_entry, key_bytes, open_record = router.routes.get(key) or router.find(key)
-        if open_record is None:
-            # The partition key alone belongs to another kind of lane, perhaps.
-            key_entry = lane.entry(key.encode(), None)
-        return lane, key_entry, key_bytes, entry
-
-    def _place(self, record: UserRecord, terms: GroupTerms) -> GroupPlace:
-        key = encode_partition_key(record.partition_key)
-        digest = digest_of(key, record.explicit_hash_key)
-        shard_id = self._shard_map.predict(digest)
-        lane = (self._aggregator.lane if terms.aggregate else self._aggregator.single_lane)(shard_id, terms.tier)
-        size = len(record.data) + len(key)
-        if not terms.has_room:
-            require_size(len(key), len(record.data), max_record_bytes=self._stages.max_record_bytes)
-        return record, lane, lane.entry(key, digest), size
-
-    def enter_group(
-        self, places: Sequence[GroupPlace], deliveries: list[ResultHandle], now: float, terms: GroupTerms
-    ) -> None:
-        """Put the next user records into their lanes or queues, and append their deliveries."""
-        first = len(deliveries)
-        # The gate of each lane's shard. It can only close when a lane has closed a record.
-        is_open: dict[Lane, bool] = {}
-        for record, lane, key_entry, size in places[first:]:
-            gate = is_open.get(lane)
-            if gate is None:
-                gate = is_open[lane] = self.lets_pass(lane.shard_id)
-            if not gate:
-                deliveries.append(self._queue(lane.shard_id, record, now, terms.flow, terms.tier))
-                continue
-            key, data, explicit = record.partition_key, record.data, record.explicit_hash_key
-            if explicit is None:
-                deliveries.append(lane.add(key, key_entry, data, size, now))
-            else:
-                deliveries.append(lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit))
-            if self._output.has_closed:
-                break
-        if self._stages.ledger.is_durable or not terms.aggregate:
-            note = Note(terms.flow, None if terms.keep else "caller")
-            for delivery in deliveries[first:]:
-                delivery.remark(note)
-
-    def _queue(
-        self, shard_id: str | None, record: UserRecord, now: float, flow: str | None, tier: Tier
-    ) -> ResultHandle:
-        """Let a user record that has room wait for its turn."""
-        detached = self._stages.accept_detached(msgspec.structs.replace(record, flow=flow, tier=tier), now)
-        self.enqueue(shard_id, detached)
-        return self._delivery(detached.outcome, 0)
-
-    def enter_pairs(
-        self, pairs: list[Any], part: tuple[int, int], now: float, flow: str | None, handles: ResultHandles | None
-    ) -> int:
-        """Put this part of checked pairs into their lanes or queues, and store their handles, if that is given.
-
-        Returns the position behind the last one that was put: a lane may have closed a record before the end.
-        """
-        routes, explicit_routes = self._router.routes, self._router.explicit_routes
-        all_let_pass = self.all_let_pass()
-        is_open: dict[Lane, bool] = {}
-        position, end = part
-        if all_let_pass:
-            room = sys.maxsize, sys.maxsize
-            position, _ = append_pairs(pairs, part, self._router, room, now, handles)
-        # One that opens or closes a record, in Python those with new partition keys, and all while a gate is closed.
-        is_known = False
-        while position < end and not (is_known or self._output.has_closed):
-            key, data, *explicit = pairs[position]
-            is_known = all_let_pass and (COMPILED or (key in routes and {*explicit} <= explicit_routes.keys()))
-            if explicit:
-                lane, key_entry, key_bytes, _ = self._explicit_route(key, explicit[0])
-            else:
-                lane, key_entry, key_bytes, _ = routes.get(key) or self._router.find(key)
-            gate = all_let_pass or is_open.get(lane)
-            if gate is None:
-                gate = is_open[lane] = self.lets_pass(lane.shard_id)
-            size = len(data) + key_bytes
-            if not gate:
-                handle = self._queue(lane.shard_id, UserRecord(key, data, *explicit), now, flow, "normal")
-            elif explicit:
-                handle = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit[0])
-            else:
-                handle = lane.add(key, key_entry, data, size, now)
-            if handles is not None:
-                handles.set(position, handle)
-            position += 1
-        return position
+        self._waiting.require_share(terms.flow, size_bytes, records=records, tier=terms.tier)
+        self._buffer_limit.reserve(size_bytes=size_bytes, records=records, tier=terms.tier)
+        if not terms.aggregate:
+            self._lone_flows.add(terms.flow)
+        elif self._lone_flows:
+            self._lone_flows.discard(terms.flow)

@@ -9,8 +9,8 @@ the answers back. Between two calls the state is whole, so a cancellation never 
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -18,13 +18,13 @@ from kpl_core.errors import BufferFull
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import COMPILED, append_pairs
-from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.pipeline.placement import RESERVED, Placement
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import FairQueueing, Gate, GroupTerms, Poll, Stages, WriteAhead
 from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.outcome import Note, Origin, ResultHandle, ResultHandles
+from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
 from kpl_core.records.record_result import RATE_LIMITED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import (
@@ -36,6 +36,9 @@ from kpl_core.records.user_record import (
     require_size,
     with_bytes,
 )
+
+# Of records put one by one: each pair has no flow.
+_ANY_PUT: Final = GroupTerms(None)
 
 
 class StreamPipeline:
@@ -67,6 +70,7 @@ class StreamPipeline:
         self.max_record_bytes = stages.max_record_bytes
         self._aggregator = stages.aggregator
         self._output = stages.aggregator.output
+        self._placement = Placement(stages, fair)
         self.limiter = stages.limiter
         self._send_queue = stages.send_queue
         self._retrier = stages.retrier
@@ -129,31 +133,18 @@ class StreamPipeline:
         position, end = part
         if not self._is_direct:
             return self._put_each(records, position, end, now, handles)
-        routes, limit = self._routes, self._buffer_limit
+        limit = self._buffer_limit
         while position < end:
             room = limit.free_records, limit.free_bytes
-            reached, taken = append_pairs(records, (position, end), self._router, room, now, handles)
+            reached, taken = self._placement.place_run(records, (position, end), now, _ANY_PUT, room, handles)
             limit.free_records -= reached - position
             limit.free_bytes -= taken
+            if self._output.has_closed:
+                self._attend(now)
+            if reached == position:
+                break
             position = reached
-            # One that opens or closes a record, and in Python those with new partition keys.
-            is_known = False
-            while position < end and not is_known:
-                if type(records[position]) is not tuple:
-                    return position
-                partition_key, data = records[position][0], as_bytes(records[position][1])
-                is_known = COMPILED or partition_key in routes
-                lane, key_entry, key_bytes, _ = routes.get(partition_key) or self._router.find(partition_key)
-                size = len(data) + key_bytes
-                if size > limit.free_bytes or limit.free_records < 1:
-                    return position
-                limit.free_records -= 1
-                limit.free_bytes -= size
-                handles.set(position, lane.add(partition_key, key_entry, data, size, now))
-                position += 1
-                if self._output.has_closed:
-                    self._attend(now)
-        return end
+        return position
 
     def _put_each(self, records: list[Any], start: int, end: int, now: float, handles: ResultHandles) -> int:
         position = start
@@ -187,7 +178,8 @@ class StreamPipeline:
             if not is_straight:
                 return self._write_first(record, disk, now, durable=disk.state.failure == "refuse")
             disk.state.bypassed += 1
-        lane, key_entry = self.stages.lane_of(record)
+        key, data, explicit = record.partition_key, record.data, record.explicit_hash_key
+        lane, key_entry, _ = self._placement.of(key, explicit, record.tier)
         if origin is not None:
             self.stages.returned[origin] += 1
         is_waiting = fair is not None and not fair.lets_pass(lane.shard_id)
@@ -196,7 +188,6 @@ class StreamPipeline:
             delivery = self._delivery(detached.outcome, 0)
             self._enter(detached, lane.shard_id, now)
         else:
-            key, data, explicit = record.partition_key, record.data, record.explicit_hash_key
             if explicit is None:
                 delivery = lane.add(key, key_entry, data, size, now)
             else:
@@ -248,34 +239,23 @@ class StreamPipeline:
             self.reaggregator.add((detached,), now)
             self._generations.release(detached.generation)
 
-    def put_together(self, records: Sequence[UserRecord], now: float, terms: GroupTerms) -> list[ResultHandle]:
-        """Accept all records of one flow and tier, or none of them; raises as `put`. It needs a fair intake."""
-        fair, disk = self.fair, self.write_ahead
-        assert fair is not None  # noqa: S101 - the producer checked
-        places = fair.admit_group(records, terms)
-        if disk is not None and terms.straight:
-            disk.state.bypassed += len(records)
-        elif disk is not None and terms.keep:
-            own = [replace(each, flow=terms.flow, tier=terms.tier) for each in records]
-            return [self._write_first(each, disk, now, durable=terms.durable) for each in own]
-        deliveries: list[ResultHandle] = []
-        while len(deliveries) < len(places):
-            fair.enter_group(places, deliveries, now, terms)
-            if self._output.has_closed:
-                self._attend(now)
-        return deliveries
-
-    def put_pairs_together(
-        self, pairs: list[Any], part: tuple[int, int], now: float, terms: GroupTerms, handles: ResultHandles | None
+    def put_group(
+        self, run: list[Any], part: tuple[int, int], now: float, terms: GroupTerms, handles: ResultHandles | None
     ) -> None:
-        """Accept this part of checked pairs, which have room, at a fraction of the cost of `put_together`.
-
-        Without their flow, so not if a durable store may need it (`Ledger.is_durable`).
-        """
-        fair, (position, end) = self.fair, part
-        assert fair is not None  # noqa: S101 - the producer checked
+        """Accept this part of a run of checked user records, pairs or triples, for all of which room was reserved."""
+        position, end = part
+        disk = self.write_ahead
+        if disk is not None and terms.straight:
+            disk.state.bypassed += end - position
+        elif disk is not None and terms.keep:
+            for at in range(position, end):
+                record = replace(UserRecord(*run[at]), flow=terms.flow, tier=terms.tier)
+                handle = self._write_first(record, disk, now, durable=terms.durable)
+                if handles is not None:
+                    handles.set(at, handle)
+            return
         while position < end:
-            position = fair.enter_pairs(pairs, (position, end), now, terms.flow, handles)
+            position, _ = self._placement.place_run(run, (position, end), now, terms, RESERVED, handles)
             if self._output.has_closed:
                 self._attend(now)
 

@@ -13,8 +13,8 @@ the fair queue and the gate.
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, Protocol
 
 from kpl_core.errors import NotSpooled
 from kpl_core.hooks import Fact
@@ -27,13 +27,13 @@ from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
-from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router
 from kpl_core.pipeline.send_queue import SendingPause, SendQueue
 from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle, ResultHandles
+from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle
+from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.records.record_result import NOT_SPOOLED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
@@ -187,25 +187,26 @@ class WriteAhead:
 
 
 class GroupTerms(NamedTuple):
-    """How a group of records is put: all of them or none.
+    """How a run of records is put that are accepted together: all of them or none.
 
-    The flow and the tier hold for all records; their own do not count. Without `aggregate` each travels in a Kinesis
-    record of its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail.
-    With `has_room` the room for them is taken already (`FairQueueing.reserve`). With `durable` they are in the spool or
-    have failed; others go `straight` to Kinesis while the spool cannot store, where it is configured for that.
+    The flow and the tier hold for all records. Without `aggregate` each travels in a Kinesis record of its own. With
+    `keep` False no disk ever stores them: the caller still has them, and hears if they fail. With `durable` they are in
+    the spool or have failed; others go `straight` to Kinesis while the spool cannot store, where it is configured for
+    that.
     """
 
     flow: str | None
     tier: Tier = "normal"
     aggregate: bool = True
     keep: bool = True
-    has_room: bool = False
     durable: bool = False
     straight: bool = False
 
-
-# Where a record of a group is put: its lane, the lane's entry for its key, and the bytes of key and data.
-GroupPlace = tuple[UserRecord, Lane, bytes, int]
+    def note(self) -> Note | None:
+        """Return what a record of this run remembers until its end, None if there is nothing."""
+        if self.flow is None and self.keep:
+            return None
+        return Note(self.flow, None if self.keep else "caller")
 
 
 class FairQueueing(Protocol):
@@ -220,21 +221,11 @@ class FairQueueing(Protocol):
     def enqueue(self, shard_id: str | None, detached: DetachedUserRecord) -> None:
         """Let a user record wait for its turn."""
 
-    def reserve(self, size_bytes: int, records: int, flow: str | None, tier: Tier) -> None:
+    def all_let_pass(self) -> bool:
+        """Return True if no gate needs a look of its own, as is usual."""
+
+    def reserve(self, size_bytes: int, records: int, terms: GroupTerms) -> None:
         """Take room for so many records of a flow together; raises BufferFull, and then nothing was taken."""
-
-    def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
-        """Check the records, take room for all of them, and return where each is put."""
-
-    def enter_group(
-        self, places: Sequence[GroupPlace], deliveries: list[ResultHandle], now: float, terms: GroupTerms
-    ) -> None:
-        """Put the records behind those that have a delivery, until a lane has closed a record."""
-
-    def enter_pairs(
-        self, pairs: list[Any], part: tuple[int, int], now: float, flow: str | None, handles: ResultHandles | None
-    ) -> int:
-        """Put this part of checked pairs, until a lane has closed a record; return the next position."""
 
     def next_ready(self, now: float) -> DetachedUserRecord | None:
         """Remove and return the next user record that may enter aggregation, None if none may."""
@@ -348,15 +339,6 @@ class Stages:
     def shard_of(self, record: UserRecord) -> str | None:
         """Return the predicted shard of a valid user record, None if it is unknown."""
         return self.shard_map.predict(user_record_digest(record.partition_key, record.explicit_hash_key))
-
-    def lane_of(self, record: UserRecord) -> tuple[Lane, bytes]:
-        """Return the lane of a valid user record, and its partition key's entry."""
-        key, explicit = record.partition_key, record.explicit_hash_key
-        if explicit is None and record.tier == "normal":
-            return (self.router.routes.get(key) or self.router.find(key))[:2]
-        digest = user_record_digest(key, explicit)
-        lane = self.aggregator.lane(self.shard_map.predict(digest), record.tier)
-        return lane, lane.entry(key.encode(), digest)
 
     @property
     def batching_count(self) -> int:

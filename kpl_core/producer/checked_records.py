@@ -1,7 +1,7 @@
 """What a put of many user records takes, checked whole before any of it is put."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
@@ -134,18 +134,27 @@ def _checked_pair(key: Any, data: Any, *explicit: Any, max_record_bytes: int) ->
     return (key, own, *explicit), key_bytes + len(own)
 
 
-def checked_group(records: Sequence[Any], *, max_record_bytes: int) -> tuple[Sequence[UserRecord], int]:
-    """Return user records with bytes of their own as data, and the bytes of all keys and data; raises as a put."""
-    pairs = [(record.partition_key, record.data) for record in records]
-    _, size_bytes = checked_pairs(pairs, max_record_bytes=max_record_bytes)
-    hash_keys = [record.explicit_hash_key for record in records]
+def checked_run(records: Sequence[UserRecord] | Pairs, *, max_record_bytes: int) -> tuple[list[Any], int]:
+    """Return user records, or pairs of `Pairs`, as pairs and triples, and the bytes of all keys and data.
+
+    Raises:
+        TypeError, InvalidUserRecord: as a put; the message begins with the index.
+    """
+    if not records or not isinstance(records[0], UserRecord):
+        return checked_pairs(cast("Pairs", records), max_record_bytes=max_record_bytes)
+    run, size_bytes = checked_pairs(
+        [(record.partition_key, record.data) for record in cast("Sequence[UserRecord]", records)],
+        max_record_bytes=max_record_bytes,
+    )
+    hash_keys = [record.explicit_hash_key for record in cast("Sequence[UserRecord]", records)]
     given = [each for each in hash_keys if each is not None]
-    if given and not ({*map(type, given)} == {str} and are_explicit_hash_keys(given)):
+    if not given:
+        return run, size_bytes
+    if not ({*map(type, given)} == {str} and are_explicit_hash_keys(given)):
         for index, each in enumerate(hash_keys):
             if each is not None:
                 _require_hash_key(each, index)
-    are_own = {type(data) for _, data in pairs} <= {bytes}
-    return (records if are_own else [with_bytes(record) for record in records]), size_bytes
+    return [pair if each is None else (*pair, each) for pair, each in zip(run, hash_keys, strict=True)], size_bytes
 
 
 def _require_alike(pairs: list[Any]) -> None:

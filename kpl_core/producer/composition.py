@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from kpl_core.durability.breaker_gate import BreakerGate
 from kpl_core.durability.durable_ledger import DurableLedger, durable_rules
@@ -20,7 +21,15 @@ from kpl_core.pipeline.stages import SpoolState, Stages, WriteAhead
 from kpl_core.records.outcome import ResultHandle
 
 
-def stream_pipeline(
+class StreamParts(NamedTuple):
+    """The pipeline of a stream, and what fills its places."""
+
+    pipeline: StreamPipeline
+    fair: FairIntake | None
+    gate: BreakerGate | None
+
+
+def stream_parts(
     stream: str,
     config: Config,
     buffer_limit: BufferLimit,
@@ -30,8 +39,8 @@ def stream_pipeline(
     delivery: type[ResultHandle] = ResultHandle,
     listening: bool = False,
     spool_state: SpoolState | None = None,
-) -> StreamPipeline:
-    """Return the pipeline of a stream, with the places filled that its configuration asks for.
+) -> StreamParts:
+    """Build the pipeline of a stream, with the places filled that its configuration asks for.
 
     Args:
         stream: the stream's name or ARN.
@@ -58,4 +67,4 @@ def stream_pipeline(
         if config.breaker is None
         else BreakerGate(stream, config.breaker, config, spool=state if rules.spool else None)
     )
-    return StreamPipeline(stages, now=now, write_ahead=write_ahead, fair=fair, gate=gate)
+    return StreamParts(StreamPipeline(stages, now=now, write_ahead=write_ahead, fair=fair, gate=gate), fair, gate)

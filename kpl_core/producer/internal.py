@@ -18,7 +18,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import GroupTerms
-from kpl_core.producer.checked_records import Pairs, checked_group, checked_pairs
+from kpl_core.producer.checked_records import Pairs, checked_run
 from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool_of_all
 from kpl_core.producer.lifecycle import Lifecycle, OpenGroup, counted
 from kpl_core.producer.thread_puts import ThreadPuts
@@ -29,7 +29,6 @@ from kpl_core.records.user_record import (
     check_user_record,
     require_notes,
     require_stream,
-    with_bytes,
 )
 
 # What a slice has at most, if it has several records: about a millisecond of work.
@@ -37,30 +36,37 @@ SLICE_RECORDS: Final = 250
 SLICE_BYTES: Final = 262_144
 
 
-def admitted_terms(pipeline: StreamPipeline, records: Sequence[UserRecord], terms: GroupTerms) -> GroupTerms:
-    """Return the terms of a group that is put now: whether it goes straight to Kinesis.
+def reserved_run(
+    pipeline: StreamPipeline, records: Sequence[UserRecord] | Pairs, terms: GroupTerms
+) -> tuple[list[Any], GroupTerms]:
+    """Check the records, take room for all of them, and return them as a run, and its terms: does it go straight?
 
     Raises:
+        TypeError, InvalidUserRecord: a put would not accept one; the message begins with the index.
         NotSpooled: the spool cannot store, and so the group is refused.
+        BufferFull: there is no room for all of them. Nothing was reserved in any case.
     """
-    disk = pipeline.write_ahead
-    if disk is None or disk.state.can_store or not (terms.keep or disk.state.failure == "refuse"):
-        return terms
-    keys = (record.partition_key for record in records)
-    return terms._replace(straight=disk.goes_straight(keys, durable=terms.durable))
+    fair, disk = pipeline.fair, pipeline.write_ahead
+    assert fair is not None  # noqa: S101 - the producer checked
+    require_notes(terms.flow, None)
+    run, size_bytes = checked_run(records, max_record_bytes=pipeline.max_record_bytes)
+    if disk is not None and not disk.state.can_store and (terms.keep or disk.state.failure == "refuse"):
+        keys = (each[0] for each in run)
+        terms = terms._replace(straight=disk.goes_straight(keys, durable=terms.durable))
+    fair.reserve(size_bytes, len(run), terms)
+    return run, terms
 
 
 class GroupPut:
     """User records of one flow that have room. `step` puts the next ones, `finish` all that are left."""
 
     __slots__ = (
-        "_are_pairs",
         "_clock",
         "_deliveries",
         "_open_groups",
         "_pipeline",
         "_put_count",
-        "_records",
+        "_run",
         "_terms",
         "_wake",
     )
@@ -74,26 +80,13 @@ class GroupPut:
         wake: Callable[[], object],
         open_groups: set[OpenGroup],
     ) -> None:
-        fair = pipeline.fair
-        assert fair is not None  # noqa: S101 - the producer checked
-        require_notes(terms.flow, None)
-        self._are_pairs = bool(records) and type(records[0]) is tuple
-        check: Any = checked_pairs if self._are_pairs else checked_group
         # A copy: the caller may change its list before the last slice is put.
-        self._records, size_bytes = check([*records], max_record_bytes=pipeline.max_record_bytes)
-        are_plain = terms.tier == "normal" and terms.aggregate and not pipeline.ledger.is_durable
-        if self._are_pairs and not are_plain:
-            # Also a durable store needs the flow of each.
-            self._records = [UserRecord(*pair) for pair in self._records]
-            self._are_pairs = False
-        terms = admitted_terms(pipeline, self._records, terms)
-        fair.reserve(size_bytes, len(self._records), terms.flow, terms.tier)
+        self._run, self._terms = reserved_run(pipeline, [*records], terms)
         self._pipeline = pipeline
         self._clock = clock
         self._wake = wake
         self._put_count = 0
-        self._deliveries = Deliveries(len(self._records))
-        self._terms = terms._replace(has_room=True)
+        self._deliveries = Deliveries(len(self._run))
         # The producer's groups with records that are not put yet.
         self._open_groups = open_groups
         open_groups.add(self)
@@ -106,31 +99,28 @@ class GroupPut:
     def step(self) -> bool:
         """Put the next records; return True if there are more."""
         start, size_bytes = self._put_count, 0
-        for record in self._records[start : start + SLICE_RECORDS]:
-            size_bytes += len(record[1] if self._are_pairs else record.data)
+        for record in self._run[start : start + SLICE_RECORDS]:
+            size_bytes += len(record[1])
             self._put_count += 1
             if size_bytes >= SLICE_BYTES:
                 break
         self._put(start)
-        return self._put_count < len(self._records)
+        return self._put_count < len(self._run)
 
     def finish(self) -> None:
         """Put all that are left at once."""
-        start, self._put_count = self._put_count, len(self._records)
+        start, self._put_count = self._put_count, len(self._run)
         self._put(start)
 
     def _put(self, start: int) -> None:
         """Put the records from this position on, up to those that are left."""
         stop = self._put_count
-        if stop == len(self._records):
+        if stop == len(self._run):
             self._open_groups.discard(self)
         if start == stop:
             return
-        pipeline, now, deliveries = self._pipeline, self._clock(), self._deliveries
-        if self._are_pairs:
-            pipeline.put_pairs_together(self._records, (start, stop), now, self._terms, deliveries)
-        else:
-            deliveries.set_all(start, pipeline.put_together(self._records[start:stop], now, self._terms))
+        pipeline = self._pipeline
+        pipeline.put_group(self._run, (start, stop), self._clock(), self._terms, self._deliveries)
         if pipeline.attention:
             self._wake()
 
@@ -225,14 +215,10 @@ class InternalProducer:
             ConfigError: the producer has no fair queue.
             ProducerClosed, WrongEventLoop: as `Producer.put_nowait`.
         """
-        pipeline = self._fair_pipeline(stream)
-        if any(type(record.data) is not bytes for record in records):
-            records = [with_bytes(record) for record in records]
-        terms = admitted_terms(pipeline, records, GroupTerms(flow, tier, aggregate, keep, durable=durable))
-        deliveries = pipeline.put_together(records, self._life.clock(), terms)
-        if pipeline.attention:
-            self._life.own_streams().wake(stream)
-        return Deliveries.of(deliveries)
+        terms = GroupTerms(flow, tier, aggregate, keep, durable=durable)
+        deliveries = Deliveries(len(records))
+        self._put_group(stream, records, terms, deliveries)
+        return deliveries
 
     def put_pairs_together_nowait(self, stream: str, pairs: Pairs, *, flow: str | None = None) -> None:
         """Accept all pairs of partition key (str) and data of one flow now, or none of them; no deliveries.
@@ -241,14 +227,14 @@ class InternalProducer:
         once, and leaves the rest to hooks and `report`; `begin_group` gives deliveries. Raises as
         `put_together_nowait`, of which it costs a fraction.
         """
+        self._put_group(stream, pairs, GroupTerms(flow), None)
+
+    def _put_group(
+        self, stream: str, records: Sequence[UserRecord] | Pairs, terms: GroupTerms, deliveries: Deliveries | None
+    ) -> None:
         pipeline = self._fair_pipeline(stream)
-        if pipeline.ledger.is_durable:
-            self.begin_group(stream, pairs, flow=flow).finish()
-            return
-        checked, size_bytes = checked_pairs(pairs, max_record_bytes=pipeline.max_record_bytes)
-        pipeline.fair.reserve(size_bytes, len(checked), flow, "normal")  # type: ignore[union-attr] # checked above
-        terms = GroupTerms(flow, has_room=True)
-        pipeline.put_pairs_together(checked, (0, len(checked)), self._life.clock(), terms, None)
+        run, terms = reserved_run(pipeline, records, terms)
+        pipeline.put_group(run, (0, len(run)), self._life.clock(), terms, deliveries)
         if pipeline.attention:
             self._life.own_streams().wake(stream)
 

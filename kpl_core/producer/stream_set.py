@@ -11,21 +11,19 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from kpl_core.durability.breaker_gate import BreakerGate
 from kpl_core.durability.circuit_breaker import CircuitBreaker
-from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.hooks import Fact, Hook, OpeningHook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import SpoolState
-from kpl_core.producer.composition import stream_pipeline
+from kpl_core.producer.composition import StreamParts, stream_parts
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.in_flight import InFlightRequests
 from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.shard_map_refresher import ShardMapRefresher, learn_record_limit
 from kpl_core.producer.stream_runner import StreamRunner
+from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.transport.transport import KinesisTransport, call_seconds
 
 _logger = logging.getLogger("kpl_core")
@@ -61,6 +59,7 @@ class StreamSet:
         self.on_waiting: Callable[[], None] | None = None
         self._in_flight = InFlightRequests[StreamRunner](config.max_in_flight_requests)
         self._runners: dict[str, StreamRunner] = {}
+        self._parts: dict[str, StreamParts] = {}
         # Streams that changed since the hooks got their facts, and since the disk got its records.
         self._with_facts: set[str] = set()
         self._with_work: set[str] = set()
@@ -86,7 +85,7 @@ class StreamSet:
     def start(self, stream: str) -> StreamPipeline:
         """Make the pipeline of a new stream, and the tasks that drive it."""
         config = self._config.for_stream(stream)
-        pipeline = stream_pipeline(
+        parts = stream_parts(
             stream,
             config,
             self._buffer_limit,
@@ -96,6 +95,7 @@ class StreamSet:
             listening=bool(self._hooks),
             spool_state=self._spool_state,
         )
+        pipeline = parts.pipeline
         pipeline.on_opening(self._opening_context())
         refresher = ShardMapRefresher(
             pipeline,
@@ -115,6 +115,7 @@ class StreamSet:
             progress=partial(self._progressed, stream),
         )
         self._runners[stream] = runner
+        self._parts[stream] = parts
         # A put may come from a plain callback of the loop, where no task can be started.
         self._starting += (runner.run, lambda: refresher.run(runner.wake))
         if config.max_record_size is None:
@@ -136,9 +137,9 @@ class StreamSet:
         """Return the circuit breakers by stream and shard; shard "" is the stream as a whole."""
         return {
             (stream, shard_id): breaker
-            for stream, runner in self._runners.items()
-            if isinstance(runner.pipeline.gate, BreakerGate)
-            for shard_id, breaker in runner.pipeline.gate.breakers.items()
+            for stream, parts in self._parts.items()
+            if parts.gate is not None
+            for shard_id, breaker in parts.gate.breakers.items()
         }
 
     def take_progressed(self) -> list[StreamPipeline]:
@@ -149,9 +150,9 @@ class StreamSet:
     def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
         """Return the user records and bytes that each flow has waiting, over all streams."""
         total: dict[str | None, tuple[int, int]] = {}
-        for runner in self._runners.values():
-            if isinstance(runner.pipeline.fair, FairIntake):
-                for flow, (records, size_bytes) in runner.pipeline.fair.waiting_by_flow.items():
+        for _, fair, _ in self._parts.values():
+            if fair is not None:
+                for flow, (records, size_bytes) in fair.waiting_by_flow.items():
                     before = total.get(flow, (0, 0))
                     total[flow] = (before[0] + records, before[1] + size_bytes)
         return total
@@ -160,9 +161,9 @@ class StreamSet:
         """Return how many seconds the oldest user record of each flow has waited, over all streams."""
         now = self.clock()
         longest: dict[str | None, float] = {}
-        for runner in self._runners.values():
-            if isinstance(runner.pipeline.fair, FairIntake):
-                for flow, arrived_at in runner.pipeline.fair.oldest_by_flow().items():
+        for _, fair, _ in self._parts.values():
+            if fair is not None:
+                for flow, arrived_at in fair.oldest_by_flow().items():
                     longest[flow] = max(now - arrived_at, longest.get(flow, 0.0))
         return longest
 

@@ -25,7 +25,7 @@ from kpl_core import (
     RecordResult,
     UserRecord,
 )
-from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.user_record import BytesLike, PutOptions, as_bytes, check_user_record
 from kpl_integrations.asgi.protocol import STATE_KEY, ASGIApp, Message, Receive, Scope, Send, producer_of
 

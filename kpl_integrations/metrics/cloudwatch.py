@@ -28,7 +28,7 @@ import msgspec
 
 from kpl_core.hooks import Fact, RecordsFinished, RequestCompleted
 from kpl_core.options.validation import require_choice
-from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.record_result import EXPIRED
 from kpl_integrations.metrics.metrics_hook import BoundedLabel
 

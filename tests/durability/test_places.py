@@ -9,7 +9,7 @@ from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.producer.composition import stream_pipeline
+from kpl_core.producer.composition import stream_parts
 from kpl_core.records.record_result import INCURABLE, REASONS
 
 BOTH = DurableRules(spool=True, dead_letters=True, write_ahead=False)
@@ -69,7 +69,7 @@ def test_a_record_that_expired_in_front_of_the_gate_was_never_sent(tmp_path):
         spool=SpoolOptions(path=tmp_path / "spool.db"),
     )
     limit = BufferLimit(max_records=100, max_bytes=100_000)
-    pipeline = stream_pipeline("s", config, limit, now=0.0, chance=lambda: 0.5)
+    pipeline = stream_parts("s", config, limit, now=0.0, chance=lambda: 0.5).pipeline
     pipeline.shards_changed([Shard("shardId-000000000000", 0, MAX_HASH_KEY)], 0.0)
     assert isinstance(pipeline.ledger, DurableLedger)
     _ = pipeline.put("k", bytes(500), 0.0)
@@ -86,7 +86,7 @@ def test_the_fact_of_a_record_that_failed_for_good_has_its_age(tmp_path):
     """In seconds, from the put to the failure; less than a second here."""
     config = Config(record_ttl_ms=500, spool=SpoolOptions(path=tmp_path / "spool.db"))
     limit = BufferLimit(max_records=100, max_bytes=100_000)
-    pipeline = stream_pipeline("s", config, limit, now=0.0, chance=lambda: 0.5, listening=True)
+    pipeline = stream_parts("s", config, limit, now=0.0, chance=lambda: 0.5, listening=True).pipeline
     pipeline.shards_changed([Shard("shardId-000000000000", 0, MAX_HASH_KEY)], 0.0)
     assert isinstance(pipeline.ledger, DurableLedger)
     _ = pipeline.put("k", b"x", 0.0)

@@ -10,7 +10,7 @@ from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import GroupTerms
-from kpl_core.producer.composition import stream_pipeline
+from kpl_core.producer.composition import stream_parts
 from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.records.user_record import UserRecord
 from tests.support.material import even_shards, keys_in, split
@@ -23,7 +23,7 @@ SHARD = Shard("shardId-000000000000", 0, MAX_HASH_KEY)
 def pipeline() -> StreamPipeline:
     config = Config(rate_limit_bytes_per_sec_per_shard=BYTES_PER_SECOND, fairness=FairnessPolicy())
     limit = BufferLimit(max_records=1_000, max_bytes=1_000_000)
-    made = stream_pipeline("s", config, limit, now=0.0, chance=lambda: 0.5)
+    made = stream_parts("s", config, limit, now=0.0, chance=lambda: 0.5).pipeline
     made.shards_changed([SHARD], 0.0)
     return made
 
@@ -60,7 +60,7 @@ def test_records_in_front_of_a_closed_gate_do_not_join_a_record_behind_it(
 def test_each_record_in_front_of_a_closed_gate_expires_at_its_own_time() -> None:
     config = Config(rate_limit_bytes_per_sec_per_shard=BYTES_PER_SECOND, fairness=FairnessPolicy(), record_ttl_ms=1_000)
     limit = BufferLimit(max_records=1_000, max_bytes=1_000_000)
-    pipeline = stream_pipeline("s", config, limit, now=0.0, chance=lambda: 0.5)
+    pipeline = stream_parts("s", config, limit, now=0.0, chance=lambda: 0.5).pipeline
     pipeline.shards_changed([SHARD], 0.0)
     _ = pipeline.put("k", bytes(BYTES_PER_SECOND // 4), 0.0)
     pipeline.flush(0.0)
@@ -73,9 +73,8 @@ def test_each_record_in_front_of_a_closed_gate_expires_at_its_own_time() -> None
 
 
 def test_a_group_without_aggregation_leaves_no_mark_on_the_next_group_of_its_flow(pipeline: StreamPipeline) -> None:
-    records = [UserRecord("k", b"x")]
     for aggregate in (False, True, False, True):
-        gates(pipeline).admit_group(records, GroupTerms("a", aggregate=aggregate))
+        gates(pipeline).reserve(2, 1, GroupTerms("a", aggregate=aggregate))
         assert gates(pipeline).travels_alone("a") is not aggregate
 
 

@@ -9,7 +9,7 @@ from kpl_core.options.config import Config
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.composition import stream_pipeline
+from kpl_core.producer.composition import stream_parts
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.records.user_record import UserRecord
 from tests.support.material import even_shards
@@ -42,7 +42,7 @@ SCENES: dict[str, tuple[Config, Put]] = {
 def test_what_expires_at_one_instant_leaves_in_slices_at_that_instant(scene: str, shards: int) -> None:
     config, put = SCENES[scene]
     limit = BufferLimit(max_records=100_000, max_bytes=10**9)
-    pipeline = stream_pipeline("s", config, limit, now=0.0, chance=lambda: 0.5)
+    pipeline = stream_parts("s", config, limit, now=0.0, chance=lambda: 0.5).pipeline
     pipeline.shards_changed(even_shards(shards), 0.0)
     for number in range(COUNT):
         put(pipeline, number)
@@ -65,13 +65,13 @@ def test_what_expires_at_one_instant_leaves_in_slices_at_that_instant(scene: str
 
 
 def test_expired_records_leave_before_anything_is_admitted_however_many_they_are() -> None:
-    pipeline = stream_pipeline(
+    pipeline = stream_parts(
         "s",
         Config(aggregation_enabled=False, record_ttl_ms=1_000),
         BufferLimit(max_records=100_000, max_bytes=10**9),
         now=0.0,
         chance=lambda: 0.5,
-    )
+    ).pipeline
     pipeline.shards_changed(even_shards(1), 0.0)
     for number in range(5_000):
         plain(pipeline, number)

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings, strategies as st
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.producer.composition import stream_pipeline
+from kpl_core.producer.composition import stream_parts
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.testing import FakeKinesis, SplitDuringRequest
@@ -43,7 +43,7 @@ class Ordered:
         self.consumer = options.get("consumer", "kcl")
         config = Config(ordering="per_key", retry_backoff_base_ms=20, retry_backoff_cap_ms=100, **options)
         buffer_limit = BufferLimit(max_records=10_000, max_bytes=10**8)
-        self.pipeline = stream_pipeline("s", config, buffer_limit, now=0.0, chance=chance.random)
+        self.pipeline = stream_parts("s", config, buffer_limit, now=0.0, chance=chance.random).pipeline
         self.now = 0.0
         self.put_count = 0
         self.in_flight: list[PutRecordsRequest] = []

@@ -20,7 +20,7 @@ from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.producer.composition import stream_pipeline
+from kpl_core.producer.composition import stream_parts
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
@@ -92,7 +92,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.refresh()
 
     def make_pipeline(self, chance: Callable[[], float]) -> StreamPipeline:
-        return stream_pipeline("s", self.config, self.buffer_limit, now=0.0, chance=chance, listening=True)
+        return stream_parts("s", self.config, self.buffer_limit, now=0.0, chance=chance, listening=True).pipeline
 
     # What the application does
 
@@ -387,7 +387,7 @@ class AnyOrderWithFlows(AnyOrder):
 
     def make_pipeline(self, chance: Callable[[], float]) -> StreamPipeline:
         config = dataclasses.replace(self.config, fairness=FairnessPolicy(weights={"flow 1": 3}))
-        return stream_pipeline("s", config, self.buffer_limit, now=0.0, chance=chance, listening=True)
+        return stream_parts("s", config, self.buffer_limit, now=0.0, chance=chance, listening=True).pipeline
 
     def flow_of(self, key: str) -> str | None:
         return f"flow {len(key + key[-1]) % 2 + int(key[1:]) % 3}"

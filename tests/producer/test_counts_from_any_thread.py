@@ -6,7 +6,7 @@ import pytest
 
 from kpl_core import Producer
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.records.pipeline_statistics import PipelineStatistics
 from tests.support.producer_scene import STREAM, put, service
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import Poll
-from kpl_core.producer.composition import stream_pipeline
+from kpl_core.producer.composition import stream_parts
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 from kpl_core.records.user_record import UserRecord
@@ -26,9 +26,9 @@ class Stream:
 
     def __init__(self, shards: list[Shard] | None = None, *, chance: float = 0.5, **options: Any) -> None:
         self.buffer_limit = BufferLimit(max_records=10_000, max_bytes=10**8)
-        self.pipeline = stream_pipeline(
+        self.pipeline = stream_parts(
             "s", Config(**options), self.buffer_limit, now=0.0, chance=lambda: chance, listening=True
-        )
+        ).pipeline
         if shards is not None:
             self.pipeline.shards_changed(shards, 0.0)
             self.pipeline.ledger.take_facts()

@@ -1,0 +1,118 @@
+"""Where each user record of one stream is put: into its lane, or into the queue of its flow behind a closed gate.
+
+Here a run of records comes in, whoever put it. The kernel `append_pairs` is a cache in front of the loop: it takes the
+records that only fill open aggregated records.
+"""
+
+import sys
+from typing import Any, Final
+
+from kpl_core.pipeline.forwarding import digest_of
+from kpl_core.pipeline.lane import Lane
+from kpl_core.pipeline.open_record import COMPILED, append_pairs
+from kpl_core.pipeline.stages import FairQueueing, GroupTerms, Stages
+from kpl_core.records.outcome import ResultHandle, ResultHandles
+from kpl_core.records.user_record import Tier, UserRecord
+
+# The room (records, bytes) of a run whose room was reserved.
+RESERVED: Final = (sys.maxsize, sys.maxsize)
+# The lane of a user record, the lane's entry for its partition key, and the bytes of that key.
+Place = tuple[Lane, bytes, int]
+
+
+class Placement:
+    """Puts the checked user records of one stream. `fair` has the gates; without it all are open."""
+
+    def __init__(self, stages: Stages, fair: FairQueueing | None) -> None:
+        self._stages = stages
+        self._fair = fair
+        self._router = stages.router
+        self._aggregator = stages.aggregator
+        self._output = stages.aggregator.output
+
+    def of(self, partition_key: str, explicit_hash_key: str | None, tier: Tier, *, aggregate: bool = True) -> Place:
+        """Return the place of a valid user record."""
+        router = self._router
+        if tier == "normal" and aggregate:
+            route = router.routes.get(partition_key) or router.find(partition_key)
+            if explicit_hash_key is None:
+                return route[:3]
+            explicit = router.explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)
+            lane = explicit[0]
+            # The partition key alone belongs to another kind of lane, perhaps.
+            entry = lane.entry(partition_key.encode(), None) if route[3] is None else route[1]
+            return lane, entry, route[2]
+        key = partition_key.encode()
+        digest = digest_of(key, explicit_hash_key)
+        shard_id = self._stages.shard_map.predict(digest)
+        lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
+        return lane, lane.entry(key, digest), len(key)
+
+    def place_run(
+        self,
+        run: list[Any],
+        part: tuple[int, int],
+        now: float,
+        terms: GroupTerms,
+        room: tuple[int, int],
+        handles: ResultHandles | None,
+    ) -> tuple[int, int]:
+        """Put this part of a run, and store the handles, if these are given.
+
+        The run has tuples of partition key (str) and data (bytes), and perhaps an explicit hash key (str). Returns the
+        next position, and how many bytes of key and data it has put. It stops whenever a lane has closed a record, so
+        that the pipeline hands that on: this may close a gate. It stops at what is no tuple, and at what finds no room
+        (records, bytes).
+        """
+        fair, output, is_durable = self._fair, self._output, self._stages.ledger.is_durable
+        # Only a durable store, and what is not aggregated, needs to know whose a record is.
+        note = terms.note() if is_durable or not terms.aggregate else None
+        is_open = fair is None or fair.all_let_pass()
+        is_plain = is_open and note is None and terms.aggregate and terms.tier == "normal"
+        position, end = part
+        last, free_bytes = min(end, position + max(0, room[0])), room[1]
+        if is_plain:
+            position, taken = append_pairs(run, part, self._router, room, now, handles)
+            free_bytes -= taken
+        # By lane: a gate can only close when a lane has closed a record.
+        gates: dict[Lane, bool] = {}
+        # One that opens or closes a record, in Python those with new keys, and all of a run that is not plain.
+        is_known = False
+        while position < last and not (is_known or output.has_closed) and type(record := run[position]) is tuple:
+            key, data = record[0], record[1]
+            explicit = record[2] if len(record) > 2 else None  # noqa: PLR2004 - a triple
+            is_known = is_plain and (COMPILED or self._knows(key, explicit))
+            lane, key_entry, key_bytes = self.of(key, explicit, terms.tier, aggregate=terms.aggregate)
+            size = len(data) + key_bytes
+            if size > free_bytes:
+                break
+            lets_pass = is_open or gates.get(lane)
+            if lets_pass is None:
+                assert fair is not None  # noqa: S101 - without it all are open
+                lets_pass = gates[lane] = fair.lets_pass(lane.shard_id)
+            if not lets_pass:
+                handle = self._queue(lane.shard_id, UserRecord(key, data, explicit, terms.flow, terms.tier), now)
+            elif explicit is None:
+                handle = lane.add(key, key_entry, data, size, now)
+            else:
+                handle = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit)
+            if note is not None:
+                handle.remark(note)
+            if handles is not None:
+                handles.set(position, handle)
+            free_bytes -= size
+            position += 1
+        return position, room[1] - free_bytes
+
+    def _knows(self, partition_key: str, explicit_hash_key: str | None) -> bool:
+        router = self._router
+        return partition_key in router.routes and (
+            explicit_hash_key is None or explicit_hash_key in router.explicit_routes
+        )
+
+    def _queue(self, shard_id: str | None, record: UserRecord, now: float) -> ResultHandle:
+        """Let a user record wait for its turn."""
+        assert self._fair is not None  # noqa: S101 - a gate is closed
+        detached = self._stages.accept_detached(record, now)
+        self._fair.enqueue(shard_id, detached)
+        return self._stages.delivery(detached.outcome, 0)
