@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import COMPILED, append_pairs
+from kpl_core.pipeline.open_record import COMPILED, PAIR, append_pairs
 from kpl_core.pipeline.stages import FairQueueing, GroupTerms, Stages
 from kpl_core.records.outcome import ResultHandle, ResultHandles
 from kpl_core.records.user_record import Tier, UserRecord
@@ -60,19 +60,19 @@ class Placement:
         """Put this part of a run, and store the handles, if these are given.
 
         The run has tuples of partition key (str) and data (bytes), and perhaps an explicit hash key (str). Returns the
-        next position, and how many bytes of key and data it has put. It stops whenever a lane has closed a record, so
-        that the pipeline hands that on: this may close a gate. It stops at what is no tuple, and at what finds no room
-        (records, bytes).
+        next position, and how many bytes of key and data it has put. It stops at what is no tuple, at what finds no
+        room (records, bytes), and whenever a lane has closed a record: handed on, it may close a gate.
         """
-        fair, output, is_durable = self._fair, self._output, self._stages.ledger.is_durable
+        output, is_durable = self._output, self._stages.ledger.is_durable
         # Only a durable store, and what is not aggregated, needs to know whose a record is.
         note = terms.note() if is_durable or not terms.aggregate else None
-        is_open = fair is None or fair.all_let_pass()
+        is_open = self._fair is None or self._fair.all_let_pass()
         is_plain = is_open and note is None and terms.aggregate and terms.tier == "normal"
+        router, routes = self._router, self._router.routes
         position, end = part
         last, free_bytes = min(end, position + max(0, room[0])), room[1]
         if is_plain:
-            position, taken = append_pairs(run, part, self._router, room, now, handles)
+            position, taken = append_pairs(run, part, router, room, now, handles)
             free_bytes -= taken
         # By lane: a gate can only close when a lane has closed a record.
         gates: dict[Lane, bool] = {}
@@ -80,17 +80,18 @@ class Placement:
         is_known = False
         while position < last and not (is_known or output.has_closed) and type(record := run[position]) is tuple:
             key, data = record[0], record[1]
-            explicit = record[2] if len(record) > 2 else None  # noqa: PLR2004 - a triple
-            is_known = is_plain and (COMPILED or self._knows(key, explicit))
-            lane, key_entry, key_bytes = self.of(key, explicit, terms.tier, aggregate=terms.aggregate)
+            explicit = None if len(record) == PAIR else record[PAIR]
+            if is_plain and explicit is None:
+                route = routes.get(key)
+                is_known = COMPILED or route is not None
+                lane, key_entry, key_bytes, _ = route or router.find(key)
+            else:
+                is_known = is_plain and (COMPILED or (key in routes and explicit in router.explicit_routes))
+                lane, key_entry, key_bytes = self.of(key, explicit, terms.tier, aggregate=terms.aggregate)
             size = len(data) + key_bytes
             if size > free_bytes:
                 break
-            lets_pass = is_open or gates.get(lane)
-            if lets_pass is None:
-                assert fair is not None  # noqa: S101 - without it all are open
-                lets_pass = gates[lane] = fair.lets_pass(lane.shard_id)
-            if not lets_pass:
+            if not (is_open or self._lets_pass(lane, gates)):
                 handle = self._queue(lane.shard_id, UserRecord(key, data, explicit, terms.flow, terms.tier), now)
             elif explicit is None:
                 handle = lane.add(key, key_entry, data, size, now)
@@ -104,11 +105,11 @@ class Placement:
             position += 1
         return position, room[1] - free_bytes
 
-    def _knows(self, partition_key: str, explicit_hash_key: str | None) -> bool:
-        router = self._router
-        return partition_key in router.routes and (
-            explicit_hash_key is None or explicit_hash_key in router.explicit_routes
-        )
+    def _lets_pass(self, lane: Lane, gates: dict[Lane, bool]) -> bool:
+        lets_pass = gates.get(lane)
+        if lets_pass is None:
+            lets_pass = gates[lane] = self._fair is None or self._fair.lets_pass(lane.shard_id)
+        return lets_pass
 
     def _queue(self, shard_id: str | None, record: UserRecord, now: float) -> ResultHandle:
         """Let a user record wait for its turn."""
