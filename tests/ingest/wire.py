@@ -9,7 +9,9 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
-        self.closed = False
+        self.closed = self.aborted = False
+        # Of what was written, as far as the client has not read it.
+        self.unread_bytes = 0
         # What took the place of the protocol that the test made.
         self.protocol: asyncio.BaseProtocol | None = None
 
@@ -22,13 +24,17 @@ class Wire(asyncio.Transport):
         if not self.closed:
             self.writes.append(bytes(data))
 
+    def get_write_buffer_size(self) -> int:
+        return self.unread_bytes
+
     def is_closing(self) -> bool:
         return self.closed
 
     def close(self) -> None:
         self.closed = True
 
-    abort = close
+    def abort(self) -> None:
+        self.closed = self.aborted = True
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol

@@ -30,6 +30,11 @@ LAST_STREAM = 2**31 - 1
 WINDOW = (1).to_bytes(4, "big")
 
 
+def settings_of(window: int) -> bytes:
+    """Return the client's setting of the window of each stream."""
+    return frame(SETTINGS, (4).to_bytes(2, "big") + window.to_bytes(4, "big"))
+
+
 class Attack(NamedTuple):
     """`code` is that of the GOAWAY frame; None: /livez is answered."""
 
@@ -82,6 +87,28 @@ def beyond_the_window(size: int) -> bytes:
     return START + head + frame(DATA, bytes(16_000), stream=1) * max(40, size // 16_009) + request(LAST_STREAM)
 
 
+def answers_wait(*frames: bytes) -> Callable[[int], bytes]:
+    """Return a hundred requests whose answers the client does not take, and then these frames, again and again."""
+    asked = b"".join(request(1 + 2 * number, "GET", "/openapi.json") for number in range(100))
+    one = b"".join(frames)
+    return lambda size: START + settings_of(0) + asked + one * max(1, (size - len(asked)) // len(one))
+
+
+def many_fields(size: int) -> bytes:
+    """Return heads of 520 fields, a byte each."""
+    fields = block() + b"\x90" * 520
+    heads = (
+        frame(HEADERS, fields, flags=END_HEADERS | END_STREAM, stream=1 + 2 * number)
+        for number in range(size // len(fields))
+    )
+    return START + b"".join(heads)
+
+
+def after_the_answer(size: int) -> bytes:
+    """Return a body of small frames behind a request that is complete."""
+    return START + request(1) + frame(DATA, b"x", stream=1) * (size // 10)
+
+
 CALM, BROKEN = ErrorCodes.ENHANCE_YOUR_CALM, ErrorCodes.PROTOCOL_ERROR
 ATTACKS = [
     Attack("SETTINGS", many(frame(SETTINGS)), CALM),
@@ -97,12 +124,20 @@ ATTACKS = [
     Attack("empty CONTINUATION", continued(b""), CALM),
     Attack("a head that grows", in_one_head, CALM),
     Attack("requests beyond the most", in_streams(lambda n: frame(HEADERS, block(), flags=4, stream=n)), BROKEN),
+    Attack("a window of a byte", answers_wait(frame(WINDOW_UPDATE, WINDOW)), CALM),
+    Attack("SETTINGS beside answers", answers_wait(*(settings_of(size) for size in (0, 1))), CALM),
+    Attack("many fields", many_fields, CALM),
+    Attack("DATA behind a request", after_the_answer, CALM),
     Attack("DATA beyond the window", beyond_the_window, ErrorCodes.FLOW_CONTROL_ERROR),
 ]
 BROKEN_FRAMES: dict[str, tuple[bytes, ErrorCodes | None]] = {
     # It may speak no HTTP/2 at all (RFC 9113, section 3.4).
     "no preface": (b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n" + frame(SETTINGS), None),
     "DATA first": (START[:24] + frame(DATA, b"x", stream=1), BROKEN),
+    "the head of a frame that is too large": (
+        START + frame(0xBE, bytes(2**24 - 1))[:9],
+        ErrorCodes.FRAME_SIZE_ERROR,
+    ),
     "a frame that is too large": (START + frame(DATA, bytes(16_385), stream=1), ErrorCodes.FRAME_SIZE_ERROR),
     "SETTINGS of 5 bytes": (START + frame(SETTINGS, bytes(5)), ErrorCodes.FRAME_SIZE_ERROR),
     "PING of 7 bytes": (START + frame(PING, bytes(7)), ErrorCodes.FRAME_SIZE_ERROR),

@@ -190,7 +190,8 @@ class GatewayConnection(HttpConnection):
         """Return True if no answer is pending, the write buffer is not full and the concurrency limit not reached."""
         cycle = self.cycle
         is_answered = cycle is None or cycle.response_complete
-        return is_answered and not (self._is_batched or self.flow.write_paused or self.server.is_full())
+        is_full = self.server.is_full(self.places.http_2_requests)
+        return is_answered and not (self._is_batched or self.flow.write_paused or is_full)
 
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body."""
@@ -210,7 +211,9 @@ class GatewayConnection(HttpConnection):
         self._ends_within = True
         body = held[0] if len(held) == 1 else b"".join(held)
         head = self.requests.head_of(self.url, self.headers)
-        if head is not None and (head.authorization != self.reader.authorization or self in self.places.unverified):
+        if head is not None and (
+            head.authorization != self.reader.authorization or self.transport in self.places.unverified
+        ):
             self._note(head)
         request = None if head is None else self._start(head, body)
         if head is None or request is None:

@@ -177,13 +177,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.is_answering():
             self.cycle.keep_alive = False
         else:
-            self.transport.close()
+            self.flow.close()
 
     # Bytes
 
     def may_be_cut(self, data: bytes) -> bool:
-        """Return True if these may be many bytes of pipelined requests."""
-        return len(data) > SLICE_BYTES and sum(map(data.count, _LINE_ENDS)) > 1
+        """Return True if these may be many bytes of pipelined requests, or of frames."""
+        if len(data) <= SLICE_BYTES:
+            return False
+        return (self._is_new and data.startswith(HTTP_2_PREFACE)) or sum(map(data.count, _LINE_ENDS)) > 1
 
     def may_be_probe(self, data: bytes) -> bool:
         """Return True if this is one request for a probe."""
@@ -326,7 +328,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             httptools.HttpParserInvalidURLError, UnicodeDecodeError: its target is no URL.
         """
         scope = self._scope()
-        application = service_unavailable if self.server.is_full() else self.server.application
+        application = (
+            service_unavailable if self.server.is_full(self.places.http_2_requests) else self.server.application
+        )
         claim = self.note
         if self.turns.is_active:
             application = timed = TimedRequest(self.reader, application, self.note)
@@ -440,7 +444,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if rest > 0.0:
             self._idle_timer = self.loop.call_later(rest, self._close_if_idle)
         else:
-            self.transport.close()
+            self.flow.close()
 
     def stop_timers(self) -> None:
         """Stop the timers of a head and of an idle connection, and keep the time that is left to them."""
@@ -486,7 +490,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if not self.is_answering():
             self.transport.write(answer)
-        self.transport.close()
+        self.flow.close()
 
 
 def _address(found: Any) -> tuple[str, int] | None:  # noqa: ANN401 - what a transport knows

@@ -1,6 +1,10 @@
 """Whether a connection is read, for which there are two reasons not to, and whether its client reads."""
 
 import asyncio
+from typing import Final
+
+LINGER_SECONDS: Final = 30.0
+"""How long a closed connection stays for a client that does not take what was written."""
 
 
 class ConnectionFlow:
@@ -51,6 +55,12 @@ class ConnectionFlow:
         """Note that it reads, or is gone."""
         self.write_paused = False
         self._writable.set()
+
+    def close(self) -> None:
+        """Close the connection when the client has taken what was written, or after `LINGER_SECONDS`."""
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
 
     async def writable(self) -> None:
         """Wait until the client reads, or is gone."""

@@ -25,41 +25,42 @@ class PlacedConnection(Protocol):
     transport: asyncio.Transport
 
     def is_answering(self) -> bool:
-        """Return True if an answer is pending."""
+        """Return True if the application works on an answer."""
 
     def is_sending_body(self) -> bool:
         """Return True if the client has not sent all of a request's body."""
 
 
 class ConnectionPlaces:
-    """The open connections of one server without valid credentials, the oldest first.
+    """The open connections of one server without valid credentials, by their transports, the oldest first.
 
-    `reserves`: connections are reserved for clients with valid credentials.
+    `reserves`: connections are reserved for clients with valid credentials. `http_2_requests` counts the requests over
+    HTTP/2 that run, of all clients: a connection may have many.
     """
 
     def __init__(self, *, reserves: bool = True) -> None:
-        self._reserves = reserves
-        self.unverified: dict[PlacedConnection, None] = {}
+        self.reserves = reserves
+        self.unverified: dict[asyncio.BaseTransport, PlacedConnection] = {}
+        self.http_2_requests = 0
 
     def take(self, connection: PlacedConnection, open_connections: int, limit: int | None) -> None:
         """Give a new connection a place. Of so many open ones, itself included, at most `limit` may be."""
-        self.unverified[connection] = None
-        if self._reserves and limit is not None and open_connections > limit - reserved_connections(limit):
+        self.unverified[connection.transport] = connection
+        if self.reserves and limit is not None and open_connections > limit - reserved_connections(limit):
             self._evict(connection)
 
     def keep(self, connection: PlacedConnection) -> None:
         """Keep a connection: it has shown valid credentials, or is gone."""
-        self.unverified.pop(connection, None)
+        self.unverified.pop(connection.transport, None)
 
-    def replace(self, connection: PlacedConnection, by: PlacedConnection) -> None:
-        """Give the place of a connection to another one, which is as new as it."""
-        if connection in self.unverified:
-            del self.unverified[connection]
-            self.unverified[by] = None
+    def replace(self, by: PlacedConnection) -> None:
+        """Give the place of the connection with the same transport to this one, which is as new as it."""
+        if by.transport in self.unverified:
+            self.unverified[by.transport] = by
 
     def _evict(self, newest: PlacedConnection) -> None:
         """Close the oldest of the others: an idle one, else one that sends a body."""
-        others = [each for each in islice(self.unverified, _MOST_LOOKED_AT) if each is not newest]
+        others = [each for each in islice(self.unverified.values(), _MOST_LOOKED_AT) if each is not newest]
         idle = (each for each in others if not each.is_answering())
         evicted = next(idle, None) or next((each for each in others if each.is_sending_body()), None)
         if evicted is not None:

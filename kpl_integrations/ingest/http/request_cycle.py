@@ -232,7 +232,7 @@ class RequestCycle:
         self.response_complete = True
         self._changed.set()
         if not self.keep_alive:
-            self._transport.close()
+            self._flow.close()
         self._answered()
 
 

@@ -60,10 +60,13 @@ class ServerPort:
         """Return how many answers all connections have sent."""
         return int(self.shared.total_requests)
 
-    def is_full(self) -> bool:
-        """Return True if there are as many connections, or requests, as there may be."""
+    def is_full(self, http_2_requests: int) -> bool:
+        """Return True if there are as many connections, or requests of HTTP/1.1, as there may be.
+
+        `http_2_requests` is how many tasks are those of HTTP/2, which have bounds of their own.
+        """
         most, shared = self.most_connections, self.shared
-        return most is not None and (len(shared.connections) >= most or len(shared.tasks) >= most)
+        return most is not None and (len(shared.connections) >= most or len(shared.tasks) - http_2_requests >= most)
 
 
 class QuietServer(uvicorn.Server):

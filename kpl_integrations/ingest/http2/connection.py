@@ -4,8 +4,11 @@ It takes the place of the `HttpConnection` that has found out that its client sp
 first bytes. Each request is a task that calls the same application.
 
 - Frames are counted before they are parsed (`frame_bounds.py`). A client that sends too much, or what is no HTTP/2, is
-  told so in a GOAWAY frame with RFC 9113's code, and its connection ends.
-- A client may have `MOST_STREAMS` requests in progress. One that it has reset counts until its task has ended.
+  told so in a GOAWAY frame with RFC 9113's code, and its connection ends. So does one with a malformed request, which
+  RFC 9113 (section 5.4.1) allows.
+- A client may have `MOST_STREAMS` requests in progress. One that it has reset counts until its task has ended. Fewer
+  run (`_may_run`) while no credentials were verified or many others run; the rest wait, and no task is theirs.
+- An answer whose client does not take it waits without a task (`sending.py`).
 - Bytes of bodies that no request has taken are bounded by the windows. What a request takes is given back.
 - The first frames, a header block and an idle connection have the same time limits as in HTTP/1.1.
 - All requests of a connection belong to the turns of its tenants (`http/read_turns.py`). Many frames in one piece are
@@ -13,12 +16,12 @@ first bytes. Each request is a task that calls the same application.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -29,7 +32,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import DenialOfServiceError, ProtocolError
-from h2.settings import SettingCodes, Settings
+from h2.settings import SettingCodes
 from hpack import HPACKError
 
 from kpl_integrations.ingest.http.connection import HttpConnection
@@ -38,30 +41,27 @@ from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_cycle import let_answer, service_unavailable
 from kpl_integrations.ingest.http.request_head import SERVER, Server
 from kpl_integrations.ingest.http.timed_request import TimedRequest
-from kpl_integrations.ingest.http2.frame_bounds import TOKENS_PER_ANSWER, TOKENS_PER_DATA, FrameBounds, TooMuch
-from kpl_integrations.ingest.http2.heads import bad_target, scope_of
+from kpl_integrations.ingest.http2.frame_bounds import TOKENS_PER_ANSWER, FrameBounds, TooMuch
+from kpl_integrations.ingest.http2.frames import (
+    CONNECTION_WINDOW_BYTES,
+    FIRST_WINDOW_BYTES,
+    MOST_TABLE_BYTES,
+    server_frames,
+)
+from kpl_integrations.ingest.http2.heads import Fields, bad_target, has_missing_body, scope_of
+from kpl_integrations.ingest.http2.sending import SEND_SECONDS, AnswerSender
 from kpl_integrations.ingest.http2.stream import Http2Stream
 from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
 MOST_STREAMS: Final = 100
 """The most requests in progress on one connection."""
-STREAM_WINDOW_BYTES: Final = 262_144
-CONNECTION_WINDOW_BYTES: Final = 524_288
-_FIRST_WINDOW_BYTES: Final = 65_535
-_MOST_FRAME_BYTES: Final = 16_384
-# The encoder's table of header fields: its memory is the server's, and the client's setting only a bound.
-_MOST_TABLE_BYTES: Final = 4_096
+MOST_UNVERIFIED: Final = 10
+"""The most requests that run at a time on a connection without verified credentials."""
 # In one piece. A request has two or three, each of which takes up to 0.1 ms.
 _MOST_FRAMES: Final = 64
 # The first frames of a client that may bring a probe.
 _MOST_PROBE_BYTES: Final = 1_024
-
-
-class _Frames(H2Connection):
-    """The library's connection, which remembers the ends of fewer streams: 65,536 of them take 5 MB."""
-
-    MAX_CLOSED_STREAMS = 1_000
 
 
 def become_http_2(before: HttpConnection) -> "Http2Connection":
@@ -69,7 +69,7 @@ def become_http_2(before: HttpConnection) -> "Http2Connection":
     connection = Http2Connection(before)
     before.cancel_timers()
     before.parser = None
-    before.places.replace(before, connection)
+    before.places.replace(connection)
     before.reader.connection = connection
     shared = before.server.shared.connections
     shared.discard(before)
@@ -95,11 +95,25 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._client = before.client
         self._scope_of_all = before.scope_of_all()
         now = self.loop.time()
-        self._bounds = FrameBounds(before.max_header_bytes, now)
-        self.frames = self._new_frames(before.max_header_bytes)
+        self._bounds = FrameBounds(before.max_header_bytes, now, self._has_ended)
+        self.frames = server_frames(
+            before.max_header_bytes,
+            most_streams=MOST_STREAMS,
+            count_fields=lambda fields: self._bounds.take_for_fields(fields, self.loop.time()),
+        )
+        self._sender = AnswerSender(
+            self.frames,
+            flush=self._flush,
+            is_paused=lambda: self.flow.write_paused,
+            sent=self._bounds.earn_for_data,
+            ended=self._answered,
+        )
+        # The requests until their answers are sent, those that do not run yet, and the tasks of those that run. A
+        # request that was reset has a task until that has ended.
         self.streams: dict[int, Http2Stream] = {}
-        # How many tasks of requests run, those of reset ones included.
-        self._running = 0
+        self._waiting: dict[int, Callable[[], None]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._is_verified = False
         # The instant since which no request is in progress; None: one is. Whether one has been.
         self._idle_since: float | None = now
         self._is_new = True
@@ -109,35 +123,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._timers_stopped_at = now
         self._will_flush = False
 
-    @staticmethod
-    def _new_frames(most_header_bytes: int) -> _Frames:
-        frames = _Frames(
-            H2Configuration(
-                client_side=False,
-                header_encoding=None,
-                # `Http2Stream` has done both.
-                validate_outbound_headers=False,
-                normalize_outbound_headers=False,
-            )
-        )
-        frames.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
-                SettingCodes.MAX_HEADER_LIST_SIZE: most_header_bytes,
-                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-                SettingCodes.ENABLE_PUSH: 0,
-            },
-        )
-        frames.decoder.max_header_list_size = most_header_bytes
-        return frames
-
     # From the transport and the server
 
     def begin(self) -> None:
         """Send the server's settings, and start the timer of the first request."""
         self.frames.initiate_connection()
-        self.frames.increment_flow_control_window(CONNECTION_WINDOW_BYTES - _FIRST_WINDOW_BYTES)
+        self.frames.increment_flow_control_window(CONNECTION_WINDOW_BYTES - FIRST_WINDOW_BYTES)
         self._flush()
         self._start_timer()
 
@@ -159,7 +150,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._stop_timer()
         self.reader.close()
         self._end_streams()
-        self.flow.resume_writing()
+        self._waiting.clear()
 
     def pause_writing(self) -> None:
         """Read no more from a client that does not read: frames ask for answers."""
@@ -167,9 +158,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.flow.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on reading."""
+        """Go on reading, and sending."""
         self.flow.resume_writing()
         self.flow.resume_reading()
+        self._sender.serve(self.loop.time())
+        self._flush_soon()
 
     def shutdown(self) -> None:
         """Let the requests in progress end, and take no others."""
@@ -185,7 +178,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _close_if_left(self) -> None:
         if (self._is_leaving or self._bounds.has_left) and not self.streams:
             self._flush()
-            self.transport.close()
+            self.flow.close()
 
     # Frames
 
@@ -208,7 +201,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                 if handle is not None:
                     handle(self, event)
         except TooMuch as too_much:
-            self._end(ErrorCodes.ENHANCE_YOUR_CALM, str(too_much))
+            self._end(too_much.code, str(too_much))
         except ProtocolError as error:
             code = None
             if isinstance(error.__cause__, HPACKError) and not isinstance(error, DenialOfServiceError):
@@ -241,25 +234,31 @@ class Http2Connection(asyncio.BufferedProtocol):
         _log.debug("an HTTP/2 connection is ended: %s; client=%s", reason, self._client)
         if code is not None:
             self.frames.close_connection(code, reason.encode())
-        self._stop_timer()
         self._end_streams()
+        self._stop_timer()
         self._flush()
-        self.transport.close()
+        self.flow.close()
 
     def _end_streams(self) -> None:
-        streams, self.streams = self.streams, {}
-        for stream in streams.values():
-            stream.client_gone()
+        for stream_id in list(self.streams):
+            self._drop(stream_id)
+
+    def _has_ended(self, stream_id: int) -> bool:
+        """Return True if this stream's request was begun before these frames, and is not in progress any more."""
+        return stream_id not in self.streams and stream_id <= self.frames.highest_inbound_stream_id
 
     # Requests
 
     def _begin_request(self, event: RequestReceived) -> None:
-        stream_id = event.stream_id
-        if self._running >= MOST_STREAMS or self._is_leaving:
-            self.frames.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
+        stream_id, has_body = event.stream_id, event.stream_ended is None
+        if len(self.streams.keys() | self._tasks.keys()) >= MOST_STREAMS or self._is_leaving:
+            self._reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
+            return
+        fields = dict(event.headers)
+        if not has_body and has_missing_body(fields):
+            self._reset_stream(stream_id, ErrorCodes.PROTOCOL_ERROR)
             return
         self._is_new, self._idle_since = False, None
-        fields = dict(event.headers)
         stream = Http2Stream(
             self,
             stream_id,
@@ -267,10 +266,26 @@ class Http2Connection(asyncio.BufferedProtocol):
             expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
         )
         self.streams[stream_id] = stream
-        if event.stream_ended is not None:
+        if not has_body:
             stream.end_body()
+        self._waiting[stream_id] = partial(self._run, stream_id, stream, event.headers)
+        self._run_waiting()
+
+    def _may_run(self) -> bool:
+        """Return True if one more request may run. One of each connection always may."""
+        most = self.server.most_connections
+        if most is not None and self.places.http_2_requests >= most:
+            return not self._tasks
+        is_known = self._is_verified or not self.places.reserves
+        return len(self._tasks) < (MOST_STREAMS if is_known else MOST_UNVERIFIED)
+
+    def _run_waiting(self) -> None:
+        while self._waiting and self._may_run():
+            self._waiting.pop(next(iter(self._waiting)))()
+
+    def _run(self, stream_id: int, stream: Http2Stream, headers: Fields) -> None:
         application: Any = self.server.application
-        if self.server.is_full():
+        if self.server.is_full(self.places.http_2_requests):
             application = service_unavailable
             self.shutdown()
         claim = self._note
@@ -279,20 +294,21 @@ class Http2Connection(asyncio.BufferedProtocol):
             claim = timed.claim
         scope = {**self._scope_of_all, "state": self.server.app_state.copy()}
         try:
-            scope |= scope_of(event.headers, self.server.root_path)
+            scope |= scope_of(headers, self.server.root_path)
         except ValueError:
             application = bad_target
         server = Server(claim, self._verified, self.reader.watch_body, stream.whole_body)
         scope["extensions"] = {SERVER: {"request": server}}
-        self._running += 1
-        tasks = self.server.shared.tasks
-        task = self.loop.create_task(let_answer(application, scope, stream))
-        tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        task = self._tasks[stream_id] = self.loop.create_task(let_answer(application, scope, stream))
+        self.places.http_2_requests += 1
+        self.server.shared.tasks.add(task)
+        task.add_done_callback(partial(self._task_ended, stream_id))
 
-    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+    def _task_ended(self, stream_id: int, task: "asyncio.Task[None]") -> None:
         self.server.shared.tasks.discard(task)
-        self._running -= 1
+        self.places.http_2_requests -= 1
+        del self._tasks[stream_id]
+        self._run_waiting()
 
     def _add_body(self, event: DataReceived) -> None:
         stream = self.streams.get(event.stream_id)
@@ -307,47 +323,52 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream is not None:
             stream.end_body()
 
+    def _reset_stream(self, stream_id: int, code: ErrorCodes) -> None:
+        # The client may have reset it in the same piece.
+        with contextlib.suppress(ProtocolError):
+            self.frames.reset_stream(stream_id, code)
+            self._flush_soon()
+
     def _reset(self, event: StreamReset) -> None:
-        stream = self.streams.pop(event.stream_id, None)
+        self._drop(event.stream_id)
+
+    def _drop(self, stream_id: int) -> Http2Stream | None:
+        """Forget a request that nobody waits for any more. Returns it if it was in progress."""
+        stream = self.streams.pop(stream_id, None)
         if stream is not None:
+            self._waiting.pop(stream_id, None)
+            self._sender.drop(stream_id)
             stream.client_gone()
             self._note_idle()
+        return stream
 
     def _open_window(self, event: WindowUpdated) -> None:
-        stream = self.streams.get(event.stream_id)
-        for each in (stream,) if stream is not None else self.streams.values():
-            each.window_opened()
+        self._sender.window_opened(event.stream_id, self.loop.time())
 
-    def _settle(self, _event: RemoteSettingsChanged) -> None:
+    def _settle(self, event: RemoteSettingsChanged) -> None:
         """Take the client's settings."""
-        if self.frames.encoder.header_table_size > _MOST_TABLE_BYTES:
-            self.frames.encoder.header_table_size = _MOST_TABLE_BYTES
-        for each in self.streams.values():
-            each.window_opened()
+        if self.frames.encoder.header_table_size > MOST_TABLE_BYTES:
+            self.frames.encoder.header_table_size = MOST_TABLE_BYTES
+        if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+            self._sender.windows_changed(self.loop.time())
 
     # From the requests
 
-    def send_head(self, stream_id: int, status: int, headers: list[tuple[bytes, bytes]], *, end: bool) -> None:
-        """Send the head of an answer."""
+    def send_head(self, stream_id: int, status: int, headers: Fields, *, end: bool) -> None:
+        """Send the head of an answer. `end`: it has no body."""
         fields = [(b":status", b"%d" % status), *self.server.shared.default_headers, *headers]
         self.frames.send_headers(stream_id, fields, end_stream=end)
         self._flush_soon()
+        if end:
+            self._answered(stream_id)
 
-    def send_some(self, stream_id: int, data: memoryview, *, end: bool) -> int:
-        """Send as much as the windows allow, and nothing while the client does not read the connection."""
-        sent = 0
-        while not self.flow.write_paused:
-            size = min(len(data) - sent, self.frames.local_flow_control_window(stream_id), _MOST_FRAME_BYTES)
-            is_last = end and sent + max(0, size) == len(data)
-            if size <= 0 and not (is_last and not data):
-                break
-            self.frames.send_data(stream_id, data[sent : sent + size].tobytes(), end_stream=is_last)
-            self._bounds.earn(TOKENS_PER_DATA)
-            sent += size
-            if sent == len(data):
-                break
+    def send_data(self, stream_id: int, data: bytes, *, end: bool) -> "asyncio.Future[None] | None":
+        """Send a part of an answer as the client takes it. What is returned is done when it has taken all."""
+        self._sender.send(stream_id, data, self.loop.time(), is_end=end)
         self._flush_soon()
-        return sent
+        if stream_id in self._sender and self._timer is None:
+            self._start_timer()
+        return None if end else self._sender.taken(stream_id)
 
     def send_continue(self, stream_id: int) -> None:
         """Ask for the body."""
@@ -359,33 +380,19 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.frames.acknowledge_received_data(size_bytes, stream_id)
         self._flush_soon()
 
-    @property
-    def write_paused(self) -> bool:
-        """Whether the client does not read from the connection."""
-        return self.flow.write_paused
-
-    async def writable(self) -> None:
-        """Wait until the client reads from the connection, or is gone."""
-        await self.flow.writable()
-
     def give_up(self, stream_id: int) -> None:
         """Abort an answer that has begun."""
-        stream = self.streams.pop(stream_id, None)
-        if stream is not None:
-            stream.client_gone()
-            self.frames.reset_stream(stream_id, ErrorCodes.INTERNAL_ERROR)
-            self._flush_soon()
-            self._note_idle()
+        if self._drop(stream_id) is not None:
+            self._reset_stream(stream_id, ErrorCodes.INTERNAL_ERROR)
 
-    def answered(self, stream_id: int, *, is_read: bool) -> None:
+    def _answered(self, stream_id: int) -> None:
         """Note that an answer is sent."""
         self.server.shared.total_requests += 1
         self._bounds.earn(TOKENS_PER_ANSWER)
-        self.streams.pop(stream_id, None)
-        if not is_read:
+        stream = self.streams.pop(stream_id, None)
+        if stream is not None and stream.more_body:
             # It need not send the rest (RFC 9113, section 8.1).
-            self.frames.reset_stream(stream_id, ErrorCodes.NO_ERROR)
-            self._flush_soon()
+            self._reset_stream(stream_id, ErrorCodes.NO_ERROR)
         self._note_idle()
 
     def _note_idle(self) -> None:
@@ -398,8 +405,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     # Bounds
 
     def is_answering(self) -> bool:
-        """Return True if a request is in progress."""
-        return bool(self.streams)
+        """Return True if the application works on an answer. One that waits for its client makes place for others."""
+        return bool(self._tasks)
 
     def is_sending_body(self) -> bool:
         """Return True if the client has not sent all of a body."""
@@ -407,6 +414,9 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _verified(self) -> None:
         self.places.keep(self)
+        if not self._is_verified:
+            self._is_verified = True
+            self._run_waiting()
 
     def _note(self, tenant: Tenant | None) -> bool:
         """Note the tenant of a request; None: its credentials are not verified. Return True: it is not refused."""
@@ -416,12 +426,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         return True
 
     def _ends_at(self) -> float | None:
-        """Return the instant at which the connection ends if nothing happens."""
+        """Return the instant at which the connection, or an answer, ends if nothing happens."""
         began = self._bounds.head_began_at
         if began is not None:
             return began + self._header_seconds
         if self._idle_since is None:
-            return None
+            return self._sender.next_end()
         return self._idle_since + (self._header_seconds if self._is_new else self.server.keep_alive_seconds)
 
     def _start_timer(self) -> None:
@@ -436,11 +446,16 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _look_at_time(self) -> None:
         self._timer = None
-        at = self._ends_at()
+        at, now = self._ends_at(), self.loop.time()
         if at is None or self.transport.is_closing() or self.flow.is_held:
             return
-        if self.loop.time() < at:
+        if now < at:
             self._timer = self.loop.call_at(at, self._look_at_time)
+        elif overdue := self._sender.overdue(now):
+            _log.info("answers are aborted: their client took nothing of them for %g s", SEND_SECONDS)
+            for stream_id in overdue:
+                self.give_up(stream_id)
+            self._start_timer()
         elif self._is_new or self._bounds.head_began_at is not None:
             self._end(ErrorCodes.ENHANCE_YOUR_CALM, "the header fields did not arrive in time")
         else:
@@ -453,11 +468,13 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def restart_timers(self) -> None:
         """Continue them with the time that was left."""
-        paused = self.loop.time() - self._timers_stopped_at
+        now = self.loop.time()
         if self._idle_since is not None:
-            self._idle_since += paused
+            # It may have become idle during the pause.
+            self._idle_since += now - max(self._timers_stopped_at, self._idle_since)
         if self._bounds.head_began_at is not None:
-            self._bounds.head_began_at += paused
+            self._bounds.head_began_at += now - self._timers_stopped_at
+        self._stop_timer()
         self._start_timer()
 
     def refuse_busy(self) -> None:

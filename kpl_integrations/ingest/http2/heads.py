@@ -35,6 +35,11 @@ def scope_of(headers: Fields, root_path: str) -> Scope:
     }
 
 
+def has_missing_body(fields: dict[bytes, bytes]) -> bool:
+    """Return True if a request without a body has a Content-Length that says otherwise (RFC 9113, section 8.1.1)."""
+    return fields.get(b"content-length", b"0").strip(b"0") != b""
+
+
 def _as_in_http_1(headers: Fields, fields: dict[bytes, bytes]) -> Fields:
     """Return the fields with Host and one Cookie (RFC 9113, sections 8.2.3 and 8.3.1)."""
     found = [field for field in headers if not field[0].startswith(b":") and field[0] != b"cookie"]

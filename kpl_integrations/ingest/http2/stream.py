@@ -1,16 +1,12 @@
 """One request on an HTTP/2 connection, as the application sees it: its body as it arrives, and the answer."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Iterable
 from typing import Final, Protocol
 
 from kpl_integrations.asgi.protocol import Message
 from kpl_integrations.ingest.http.request_cycle import FORBIDDEN, WITHOUT_BODY
 
-_log: Final = logging.getLogger(__name__)
-# A client that takes nothing of an answer for so long does not get the rest.
-_SEND_SECONDS: Final = 30.0
 # Fields of HTTP/1.1 that HTTP/2 does not have (RFC 9113, section 8.2.2).
 _OF_CONNECTIONS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -24,15 +20,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 class StreamPort(Protocol):
     """What a stream uses of its connection."""
 
-    @property
-    def write_paused(self) -> bool:
-        """Whether the client does not read from the connection."""
-
     def send_head(self, stream_id: int, status: int, headers: list[tuple[bytes, bytes]], *, end: bool) -> None:
         """Send the head of an answer. `end`: nothing follows."""
 
-    def send_some(self, stream_id: int, data: memoryview, *, end: bool) -> int:
-        """Send as much as the windows and the connection allow, and return how many bytes that was."""
+    def send_data(self, stream_id: int, data: bytes, *, end: bool) -> Awaitable[None] | None:
+        """Send a part of the answer as the client takes it. `end`: nothing follows, and nobody waits for it."""
 
     def send_continue(self, stream_id: int) -> None:
         """Ask for the body."""
@@ -40,14 +32,8 @@ class StreamPort(Protocol):
     def received(self, stream_id: int, size_bytes: int) -> None:
         """Let the client send as many bytes again."""
 
-    async def writable(self) -> None:
-        """Wait until the client reads from the connection, or is gone."""
-
     def give_up(self, stream_id: int) -> None:
         """Abort an answer that has begun."""
-
-    def answered(self, stream_id: int, *, is_read: bool) -> None:
-        """Note that the answer is sent. `is_read`: the body has arrived; else the client need not send its rest."""
 
 
 class Http2Stream:
@@ -65,7 +51,6 @@ class Http2Stream:
         self._has_taken = False
         self.more_body = True
         self._changed = asyncio.Event()
-        self._window_changed = asyncio.Event()
         # The head of the answer until the first part of its body; None: there is none, or it is sent.
         self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
         self._has_started = False
@@ -88,10 +73,6 @@ class Http2Stream:
         self.more_body = False
         self._changed.set()
 
-    def window_opened(self) -> None:
-        """Note that the client may take more of the answer."""
-        self._window_changed.set()
-
     def client_gone(self) -> None:
         """Note that the client has reset the request, or that its connection is lost."""
         if not self.response_complete:
@@ -99,19 +80,16 @@ class Http2Stream:
             self._pieces.clear()
             self._release_window()
         self._changed.set()
-        self._window_changed.set()
 
     def fail(self) -> None:
         """Answer 500, or abort an answer that has begun."""
         if self._head is None and self._has_started:
             self._port.give_up(self._id)
             return
+        self._complete()
         self._port.send_head(self._id, 500, list(_FAILED_FIELDS), end=self._is_head)
-        # So few bytes wait for nothing, except for a client that takes no bytes at all, which does not get them.
-        if not self._is_head and self._port.send_some(self._id, memoryview(_FAILED), end=True) < len(_FAILED):
-            self._port.give_up(self._id)
-        else:
-            self._complete()
+        if not self._is_head:
+            self._port.send_data(self._id, _FAILED, end=True)
 
     # From the application
 
@@ -145,14 +123,12 @@ class Http2Stream:
             self._port.received(self._id, size)
 
     async def send(self, message: Message) -> None:
-        """Send the start or a part of the answer, as the client takes it.
+        """Send the start or a part of the answer. Returns when the client has taken the part, unless it is the last.
 
         Raises:
             RuntimeError: it is not the time for this message, a header field is invalid, or the answer has another
             length than its Content-Length.
         """
-        if self._port.write_paused:
-            await self._in_time(self._port.writable())
         if self.disconnected:
             return
         expected = "http.response.body" if self._has_started else "http.response.start"
@@ -189,36 +165,20 @@ class Http2Stream:
                 detail = f"the answer's body differs from its Content-Length by {-self._bytes_left} bytes"
                 raise RuntimeError(detail)
             more_body = self._bytes_left > 0
+        if not more_body:
+            self._complete()
+        has_head = self._head is not None
         if self._head is not None:
             (status, fields), self._head = self._head, None
             self._port.send_head(self._id, status, fields, end=not (body or more_body))
-        elif not (body or more_body):
-            self._port.send_some(self._id, memoryview(b""), end=True)
-        if body:
-            await self._send_data(memoryview(body), end=not more_body)
-        if not (more_body or self.disconnected):
-            self._complete()
-
-    async def _send_data(self, data: memoryview, *, end: bool) -> None:
-        while not self.disconnected:
-            data = data[self._port.send_some(self._id, data, end=end) :]
-            if not data:
-                return
-            self._window_changed.clear()
-            await self._in_time(self._port.writable() if self._port.write_paused else self._window_changed.wait())
-
-    async def _in_time(self, change: Awaitable[object]) -> None:
-        """Wait until the client takes more of the answer, and abort the answer if it does not."""
-        try:
-            async with asyncio.timeout(_SEND_SECONDS):
-                await change
-        except TimeoutError:
-            _log.info("an answer is aborted: its client took nothing of it for %g s", _SEND_SECONDS)
-            self._port.give_up(self._id)
+        if body or not (more_body or has_head):
+            taken = self._port.send_data(self._id, body, end=not more_body)
+            if taken is not None:
+                await taken
 
     def _complete(self) -> None:
+        """Note that all of the answer is known, and release the body."""
         self.response_complete = True
         self._pieces.clear()
         self._release_window()
         self._changed.set()
-        self._port.answered(self._id, is_read=not self.more_body)

@@ -1,7 +1,7 @@
 """A gateway and one HTTP/2 connection to it, in virtual time and without sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.ingest.wire import Wire
 from tests.support.gateway_scene import JSON, STREAM, gateway_of, kinesis
 from tests.support.http2_frames import Http2Client
 from tests.support.producer_scene import stored
+from tests.support.virtual_time import run_in_virtual_time
 
 PATH = f"/v1/streams/{STREAM}/records"
 ONE = b'{"partition_key":"k","data":"x"}'
@@ -58,8 +59,8 @@ class Talk:
     def __init__(self, scene: Http2Scene) -> None:
         self.wire = Wire()
         self.client = Http2Client()
-        self._connection = scene.connection()
-        self._connection.connection_made(self.wire)
+        self.connection = scene.connection()
+        self.connection.connection_made(self.wire)
         self.heard = 0
 
     @property
@@ -71,7 +72,7 @@ class Talk:
         """Give bytes to the connection as an event loop does."""
         while data and not self.wire.closed:
             if self.wire.protocol is None:
-                self._connection.data_received(data)
+                self.connection.data_received(data)
                 return
             buffer = self.http2.get_buffer(len(data))
             size = min(len(data), len(buffer))
@@ -102,7 +103,7 @@ class Talk:
         return self.client.answers[stream]
 
     async def close(self) -> None:
-        protocol: Any = self.wire.protocol or self._connection
+        protocol: Any = self.wire.protocol or self.connection
         protocol.connection_lost(None)
         await asyncio.sleep(0.05)
 
@@ -117,3 +118,13 @@ async def talking(application: Any = None, **settings: Any) -> AsyncIterator[tup
             yield scene, talk
         finally:
             await talk.close()
+
+
+def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on a loop with a virtual clock."""
+
+    def run() -> None:
+        run_in_virtual_time(test, backend="asyncio")
+
+    run.__name__ = test.__name__
+    return run

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from h2.errors import ErrorCodes
 from hypothesis import given, strategies as st
 
 from kpl_integrations.ingest.http2.frame_bounds import TOKENS_PER_ANSWER, FrameBounds, TooMuch
@@ -135,3 +136,44 @@ def test_the_next_header_block_begins_anew():
         bounds.receive(frame(HEADERS, bytes(600), stream=1), 5.0)
         bounds.receive(frame(CONTINUATION, bytes(400), flags=END_HEADERS, stream=1), 6.0)
         assert bounds.head_began_at is None
+
+
+def test_a_frame_is_refused_by_its_length_before_any_of_its_payload_is_kept():
+    bounds = started()
+    with pytest.raises(TooMuch) as refused:
+        bounds.receive(frame(DATA, bytes(16_385), stream=1)[:9], 0.0)
+    assert refused.value.code == ErrorCodes.FRAME_SIZE_ERROR
+    assert started().receive(frame(DATA, bytes(16_384), stream=1)[:9], 0.0)
+
+
+def test_a_header_block_has_begun_until_all_of_its_payload_is_there():
+    bounds = started()
+    head = frame(HEADERS, b"xyz", flags=END_HEADERS, stream=1)
+    for end in range(1, len(head)):
+        bounds.receive(head[end - 1 : end], float(end))
+        assert bounds.head_began_at == (None if end < 9 else 9.0)
+    bounds.receive(head[-1:], 20.0)
+    assert bounds.head_began_at is None
+
+
+def test_data_of_a_request_that_has_ended_takes_a_token_and_other_data_none():
+    bounds = FrameBounds(MOST, 0.0, lambda stream_id: stream_id == 1)
+    bounds.receive(PREFACE + frame(DATA, b"x", stream=3) * 1_000, 0.0)
+    bounds.receive(frame(DATA, b"x", stream=1) * 400, 0.0)
+    with pytest.raises(TooMuch):
+        bounds.receive(frame(DATA, b"x", stream=1), 0.0)
+
+
+def test_fields_take_tokens_and_bytes_of_answers_give_some():
+    bounds = started()
+    bounds.take_for_fields(15, 0.0)
+    bounds.take_for_fields(400 * 16, 0.0)
+    with pytest.raises(TooMuch):
+        bounds.take_for_fields(16, 0.0)
+    bounds = started()
+    bounds.take_for_fields(400 * 16, 0.0)
+    for _ in range(4_096):
+        bounds.earn_for_data(1)
+    bounds.take_for_fields(32, 0.0)
+    with pytest.raises(TooMuch):
+        bounds.take_for_fields(16, 0.0)

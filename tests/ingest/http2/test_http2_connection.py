@@ -1,7 +1,6 @@
 """One HTTP/2 connection: requests side by side, windows, time limits, ends. In virtual time, without sockets."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from h2.errors import ErrorCodes
@@ -9,8 +8,9 @@ from h2.events import InformationalResponseReceived, StreamReset
 from h2.settings import SettingCodes
 
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.http2.connection import CONNECTION_WINDOW_BYTES, MOST_STREAMS
-from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, talking
+from kpl_integrations.ingest.http2.connection import MOST_STREAMS
+from kpl_integrations.ingest.http2.frames import CONNECTION_WINDOW_BYTES
+from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, in_virtual_time, talking
 from tests.support.http2_frames import (
     GOAWAY,
     START,
@@ -22,17 +22,8 @@ from tests.support.http2_frames import (
     reset_codes,
     statuses,
 )
-from tests.support.virtual_time import run_in_virtual_time
 
 LARGE = b'{"data":"' + b"x" * 1_000_000 + b'"}'
-
-
-def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        run_in_virtual_time(test, backend="asyncio")
-
-    run.__name__ = test.__name__
-    return run
 
 
 async def upload(talk: Talk, body: bytes) -> int:
@@ -336,13 +327,15 @@ async def test_a_client_that_asks_for_a_huge_table_of_fields_does_not_get_one():
 
 @in_virtual_time
 async def test_a_connection_that_its_client_does_not_read_is_not_read_either():
-    async with talking() as (_, talk):
+    async with talking() as (scene, talk):
         await talk.ask("GET", "/livez")
         talk.http2.pause_writing()
         assert talk.http2.flow.read_paused
         stream = talk.client.ask("GET", "/openapi.json")
         await talk.exchange(1.0)
-        assert stream not in talk.client.answers
+        assert talk.client.answers[stream][2] == b""
+        # No task waits for it.
+        assert not scene.server.tasks
         talk.http2.resume_writing()
         await talk.exchange()
         assert not talk.http2.flow.read_paused
@@ -384,7 +377,9 @@ async def test_an_application_that_fails_before_a_client_that_takes_nothing():
         talk.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
         await talk.exchange()
         stream = talk.client.begin("POST", "/", AS_JSON)
-        await talk.exchange()
+        await talk.exchange(29.0)
+        assert not scene.server.tasks
+        await talk.exchange(2.0)
         assert reset_codes(talk.wire.said) == {stream: ErrorCodes.INTERNAL_ERROR}
         assert not talk.http2.streams
         # The connection goes on, and no task has failed.

@@ -1,0 +1,173 @@
+"""Clients that take no answers, or occupy places: what others hear, and how it ends."""
+
+import asyncio
+
+import pytest
+
+from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.ingest.http.connection_flow import LINGER_SECONDS
+from kpl_integrations.ingest.http.places import ConnectionPlaces
+from kpl_integrations.ingest.http.request_head import SERVER
+from kpl_integrations.ingest.http2.connection import MOST_UNVERIFIED
+from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, in_virtual_time, talking
+from tests.support.http2_attacks import settings_of
+from tests.support.http2_frames import HEADERS, RST_STREAM, START, frame, frames_of, goaway_code, request
+
+
+@in_virtual_time
+async def test_answers_that_nobody_takes_hold_no_task_and_fill_no_gateway():
+    """A thousand of them were as many requests as there may be, and everybody else got 503, probes too."""
+    async with talking() as (scene, talk):
+        rude = [Talk(scene) for _ in range(15)]
+        for each in rude:
+            each.write(START + settings_of(0) + b"".join(request(1 + 2 * number) for number in range(100)))
+        await asyncio.sleep(1.0)
+        assert sum(len(each.http2.streams) for each in rude) == 1_500
+        assert not scene.server.tasks
+        assert (await talk.ask("GET", "/livez"))[0] == 200
+        assert (await talk.ask("POST", PATH, AS_JSON, ONE))[0] == 202
+        await asyncio.sleep(31.0)
+        assert not any(each.http2.streams for each in rude)
+        for each in rude:
+            await each.close()
+
+
+@in_virtual_time
+async def test_a_connection_whose_answers_wait_for_its_client_makes_place_for_others():
+    async with talking() as (scene, talk):
+        talk.write(START + settings_of(0) + request(1))
+        await asyncio.sleep(0.1)
+        places = ConnectionPlaces()
+        places.take(talk.http2, 1, 10)
+        newest = Talk(scene)
+        places.take(newest.connection, 10, 10)
+        assert talk.wire.aborted
+        assert not newest.wire.closed
+        await newest.close()
+
+
+@in_virtual_time
+async def test_a_connection_that_speaks_http_2_late_stays_as_old_as_it_was():
+    scene = Http2Scene()
+    first, second = Talk(scene), Talk(scene)
+    first.write(START)
+    assert list(first.http2.places.unverified) == [first.wire, second.wire]
+    for each in (first, second):
+        await each.close()
+
+
+@in_virtual_time
+async def test_few_requests_run_at_a_time_before_credentials_are_verified():
+    is_verified = asyncio.Event()
+
+    async def application(scope: Scope, _receive: Receive, _send: Send) -> None:
+        await is_verified.wait()
+        scope["extensions"][SERVER]["request"].verified()
+        await asyncio.Event().wait()
+
+    async with talking(application) as (scene, talk):
+        talk.write(START)
+        talk.http2.places.reserves = True
+        talk.write(b"".join(request(1 + 2 * number) for number in range(50)))
+        await asyncio.sleep(0.1)
+        assert len(talk.http2.streams) == 50
+        assert len(scene.server.tasks) == MOST_UNVERIFIED
+        # One that is reset runs until it has ended.
+        talk.write(frame(RST_STREAM, bytes(4), stream=1))
+        await asyncio.sleep(0.1)
+        assert len(scene.server.tasks) == MOST_UNVERIFIED
+        is_verified.set()
+        await asyncio.sleep(0.1)
+        assert len(scene.server.tasks) == talk.http2.places.http_2_requests == 50
+        for task in scene.server.tasks:
+            task.cancel()
+
+
+@in_virtual_time
+async def test_while_as_many_requests_run_as_may_each_connection_has_one_at_a_time():
+    ended = asyncio.Event()
+
+    async def application(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await ended.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with talking(application) as (_, talk):
+        await talk.exchange()
+        talk.http2.places.http_2_requests = 1_000
+        streams = [talk.client.ask("GET", "/livez") for _ in range(5)]
+        await talk.exchange()
+        assert talk.http2.places.http_2_requests == 1_001
+        ended.set()
+        await talk.exchange()
+        assert [talk.client.answers[stream][0] for stream in streams] == [204] * 5
+        assert talk.http2.places.http_2_requests == 1_000
+
+
+@in_virtual_time
+async def test_frames_that_come_with_the_preface_are_handled_in_several_iterations():
+    scene = Http2Scene()
+    async with scene.gateway:
+        talk = Talk(scene)
+        talk.write(START + request(1) * 1_000)
+        assert talk.http2.frames.highest_inbound_stream_id == 1
+        assert talk.http2.turns.paused_connections == 1 or talk.wire.closed
+        await talk.close()
+
+
+@in_virtual_time
+async def test_a_head_whose_payload_never_ends_has_ten_seconds():
+    async with talking() as (_, talk):
+        talk.write(START + request(1) + frame(HEADERS, bytes(10), flags=5, stream=3)[:-1])
+        await asyncio.sleep(9.0)
+        assert not talk.wire.closed
+        await asyncio.sleep(2.0)
+        assert goaway_code(talk.wire.said) == 11
+        assert talk.wire.closed
+
+
+@in_virtual_time
+async def test_a_request_that_ends_without_the_body_it_announces_is_reset():
+    async with talking() as (_, talk):
+        talk.write(START + request(1, "POST", PATH, ("content-length", "5")) + request(3))
+        await asyncio.sleep(0.1)
+        resets = [(stream, payload[-1]) for kind, _, stream, payload in frames_of(talk.wire.said) if kind == 3]
+        assert resets == [(1, 1)]
+        assert not talk.wire.closed
+
+
+@pytest.mark.parametrize("is_http_2", [True, False])
+def test_a_closed_connection_does_not_stay_for_a_client_that_does_not_read(is_http_2: bool) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        scene = Http2Scene()
+        async with scene.gateway:
+            talk = Talk(scene)
+            talk.write(START if is_http_2 else b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            talk.wire.unread_bytes = 1_000
+            if is_http_2:
+                talk.http2.shutdown()
+            await asyncio.sleep(LINGER_SECONDS - 1.0)
+            assert talk.wire.closed
+            assert not talk.wire.aborted
+            await asyncio.sleep(2.0)
+            assert talk.wire.aborted
+            await talk.close()
+
+    run()
+
+
+@in_virtual_time
+async def test_a_connection_that_became_idle_during_a_pause_keeps_its_own_time():
+    async with talking() as (_, talk):
+        await talk.ask("GET", "/livez")
+        talk.http2.stop_timers()
+        await asyncio.sleep(50.0)
+        stream = talk.client.ask("GET", "/livez")
+        await talk.exchange()
+        assert stream in talk.client.ended
+        talk.http2.restart_timers()
+        await talk.exchange(74.0)
+        assert not talk.wire.closed
+        await talk.exchange(2.0)
+        assert talk.wire.closed
