@@ -55,7 +55,7 @@ UV           := .venv-lock/bin/uv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long test-suites test-pythons test-newest test-lowest lock check format lint types layers coverage fuzz mutants interop chaos hostile laws simulate drill bench docs package compiled dist extras installed clean distclean
+.PHONY: help demo test test-long test-suites test-pythons test-newest test-lowest lock lock-image check format lint types layers coverage fuzz mutants interop chaos hostile laws simulate drill bench docs package compiled dist extras installed clean distclean
 
 help:
 	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
@@ -63,7 +63,8 @@ help:
 	@echo 'make test-long the tests marked long'
 	@echo 'make test-pythons  the tests of core, driver and ingest on each installed CPython from 3.11 on'
 	@echo 'make test-newest, make test-lowest  the tests that touch dependencies, on the newest or the lowest allowed versions'
-	@echo 'make lock      take the newest versions into the locked test environment'
+	@echo 'make lock      take the newest versions into the locked test environment and the image'
+	@echo 'make lock-image  the same versions as the test environment, for the image'
 	@echo 'make check     format, lint, types, layers, coverage'
 	@echo 'make coverage  what the tests cover of each folder, beside its floor'
 	@echo 'make fuzz      send arbitrary bodies to the decoders of the gateway for a minute (SECONDS=60)'
@@ -123,12 +124,19 @@ test-lowest: $(UV)
 	@.venv-lowest/bin/python -m pytest --quiet -m 'not long' $(PARALLEL) $(DEPENDENCY_TESTS) $(ARGS)
 
 # For every supported Python and platform, and without the name of an index.
-LOCK = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate pyproject.toml
+COMPILE = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+LOCK = $(COMPILE) pyproject.toml
 
 lock: $(UV)
 	@$(LOCK) --extra all --group dev --output-file $(LOCKED)/dev.txt
 	@$(LOCK) --group docs --constraint $(LOCKED)/dev.txt --output-file $(LOCKED)/docs.txt
 	@$(LOCK) --group release --constraint $(LOCKED)/dev.txt --output-file $(LOCKED)/release.txt
+	@$(MAKE) --no-print-directory lock-image
+
+# What examples/deploy/Dockerfile installs, and what builds the wheel in it: the versions that the tests ran with.
+lock-image: $(UV)
+	@$(LOCK) $(patsubst %,--extra %,cli ingest local redis) --constraint $(LOCKED)/dev.txt --output-file $(LOCKED)/image.txt
+	@$(COMPILE) --group build --constraint $(LOCKED)/dev.txt --output-file $(LOCKED)/image-build.txt
 
 check: format lint types layers coverage
 

@@ -1,5 +1,7 @@
 """The image and the compose file of examples/deploy agree with the checkout and with the gateway."""
 
+import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +19,8 @@ from tests.support.running_gateway import running_gateway
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "examples" / "deploy"
+BUILT = "kpl-gateway:1"
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
 SERVICES: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 
@@ -31,13 +35,57 @@ def test_the_image_is_built_from_files_of_the_checkout() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, wheel = pyproject["project"], pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {"pyproject.toml", "hatch_build.py", "README.md", *project["license-files"], *wheel["packages"]}
-    assert needed == sources
+    assert needed | {".ci/locked/image.txt", ".ci/locked/image-build.txt"} == sources
 
 
-def test_the_image_installs_existing_extras() -> None:
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (extras,) = re.findall(r"KPL_KERNELS=require .+ '\.\[([\w,]+)\]'", DOCKERFILE)
-    assert set(extras.split(",")) <= set(known)
+def test_the_image_installs_locked_versions_with_hashes_and_takes_nothing_else_from_an_index() -> None:
+    commands = re.findall(r"/opt/(?:kpl|build)/bin/pip (install|wheel) ([^&\n]+)", DOCKERFILE)
+    assert len(commands) == 4
+    for _, options in commands:
+        locked = re.search(r"--require-hashes --requirement (image|image-build)\.txt", options)
+        assert locked or "--no-deps" in options, options
+    (built,) = (options for command, options in commands if command == "wheel")
+    # Else pip would fetch the build backend in a version of its own choice.
+    assert "--no-build-isolation" in built
+    # A source distribution would do the same.
+    assert "PIP_ONLY_BINARY=:all:" in DOCKERFILE
+
+
+def test_each_image_is_named_by_its_digest() -> None:
+    named = [*re.findall(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.MULTILINE)]
+    named += [service["image"] for service in SERVICES.values() if service["image"] != BUILT]
+    assert len(named) == 4
+    assert [each for each in named if not re.fullmatch(r"docker\.io/[\w/-]+:[\w.-]+@sha256:[0-9a-f]{64}", each)] == []
+    # All stages are of the one image.
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"${PYTHON}"}
+
+
+def test_pin_images_writes_the_digest_of_each_tag(tmp_path: Path) -> None:
+    for name in ("Dockerfile", "compose.yaml", "pin-images"):
+        shutil.copy(DEPLOY / name, tmp_path)
+    registry = tmp_path / "registry"
+    registry.write_text(
+        f"#!{sys.executable}\nimport hashlib, pathlib, sys\n"
+        "with pathlib.Path(__file__ + '.asked').open('a') as asked: asked.write(sys.argv[1] + '\\n')\n"
+        "print('sha256:' + hashlib.sha256(sys.argv[1].encode()).hexdigest())\n"
+    )
+    registry.chmod(0o755)
+    subprocess.run([tmp_path / "pin-images"], env={**os.environ, "DIGEST_OF": str(registry)}, check=True)
+    asked = (tmp_path / "registry.asked").read_text().split()
+    assert sorted(asked) == sorted({*asked})
+    assert len(asked) == 4
+    for name in ("Dockerfile", "compose.yaml"):
+        before, after = (DEPLOY / name).read_text(), (tmp_path / name).read_text()
+        assert DIGEST.sub("", after) == DIGEST.sub("", before)
+        for tag, digest in re.findall(r"(docker\.io/[\w/.:-]+)@sha256:([0-9a-f]{64})", after):
+            assert digest == hashlib.sha256(tag.encode()).hexdigest()
+
+    # A registry that does not answer changes nothing.
+    unchanged = (tmp_path / "Dockerfile").read_text()
+    registry.write_text("#!/bin/sh\necho 'no such host' >&2\n")
+    failed = subprocess.run([tmp_path / "pin-images"], env={**os.environ, "DIGEST_OF": str(registry)}, check=False)
+    assert failed.returncode == 1
+    assert (tmp_path / "Dockerfile").read_text() == unchanged
 
 
 def test_the_health_check_asks_the_gateway() -> None:
@@ -71,6 +119,10 @@ def test_one_service_of_compose_builds_the_image_that_the_others_use() -> None:
         "tenants",
         "kinesis",
     ]
+    # No registry has this image, so compose must not look for it there: by default `pull` and `up` do.
+    policies = {name: service.get("pull_policy") for name, service in SERVICES.items() if service["image"] == BUILT}
+    assert policies == {"gateway": "build", "tenants": "never", "kinesis": "never"}
+    assert not any("pull_policy" in service for service in SERVICES.values() if service["image"] != BUILT)
     assert (DEPLOY / built["build"]["context"] / built["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
 
 
