@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from kpl_core.options.kinesis_limits import MIB
@@ -20,6 +21,8 @@ from kpl_integrations.cli.terminal import duration_text, note, remarks
 # The first line comes after this, and each further one after the other.
 FIRST_SECONDS: Final = 2.0
 LINE_SECONDS: Final = 10.0
+# From this width on a task fits on one line, with a short bar. On a narrower terminal the numbers get the bar's place.
+_ONE_LINE_COLUMNS: Final = 80
 
 
 class _Pace(ProgressColumn):
@@ -87,8 +90,12 @@ def progress(*, as_json: bool, hidden: bool = False) -> Iterator[Progress]:
     if hidden or ProgressWanted.is_quiet:
         yield Progress(disable=True)
     elif sys.stderr.isatty() and not as_json:
-        columns = TextColumn("{task.description}"), BarColumn(), _Pace(), TimeRemainingColumn()
-        with Progress(*columns, console=remarks(), transient=True) as bars:
+        console = remarks()
+        is_wide = console.width >= _ONE_LINE_COLUMNS
+        pace = _Pace(table_column=Column(no_wrap=is_wide))
+        numbers = (BarColumn(), pace) if is_wide else (pace,)
+        columns = TextColumn("{task.description}"), *numbers, TimeRemainingColumn()
+        with Progress(*columns, console=console, transient=True) as bars:
             yield bars
     else:
         yield ProgressLines(as_json=as_json)

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from kpl_integrations.cli.exit_code import CommandFailure
 
 # The logger's name in lines that the command prints itself.
 _COMMAND: Final = "kpl_integrations.cli"
+# Columns; a remark is not broken into shorter lines.
+_NARROWEST_REMARK: Final = 12
 _NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -53,17 +56,22 @@ def remarks() -> Console:
 
 
 def print_figures(figures: Sequence[Figure], *, as_json: bool) -> None:
-    """Print figures as a table, or as one JSON object."""
+    """Print figures as a table, or as one JSON object. A remark has several lines on a narrow terminal."""
     if as_json:
         print_json({figure.name: figure.value for figure in figures})
         return
     label_width = max(len(figure.name) for figure in figures)
     text_width = max(len(str(figure)) for figure in figures)
     console = results()
+    indent = label_width + text_width + 4
+    remark_width = max(console.width - indent, _NARROWEST_REMARK)
     for figure in figures:
         row = Text(figure.name.replace("_", " ").ljust(label_width + 2))
         row.append(str(figure).ljust(text_width + 2), "bold")
-        row.append(figure.remark, "dim")
+        remark = [figure.remark]
+        if console.is_terminal:
+            remark = textwrap.wrap(figure.remark, remark_width, break_long_words=False, break_on_hyphens=False)
+        row.append(f"\n{' ' * indent}".join(remark), "dim")
         row.rstrip()
         console.print(row, soft_wrap=True)
 

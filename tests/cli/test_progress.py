@@ -1,18 +1,26 @@
 """How far a command is: a bar with rate and time left on a terminal, else lines or objects, or nothing."""
 
+import io
 import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.cli.options import ProgressWanted
 from kpl_integrations.cli.progress import FIRST_SECONDS, LINE_SECONDS, ProgressLines, progress
+from kpl_integrations.cli.terminal import Figure, print_figures
 from tests.support.kpl_process import in_a_terminal, without_escape_codes
 
 Kpl = Callable[..., Any]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 class Clock:
@@ -77,6 +85,39 @@ def test_a_terminal_shows_lines_and_bytes(stream, tmp_path):
     outcome = in_a_terminal("put", *stream.address, str(tmp_path / "lines"))
     assert outcome.status == 0
     assert re.search(r"[\d,]+ lines, \d\.\d of 1\.2 MiB", without_escape_codes(outcome.out))
+
+
+def test_on_a_narrow_terminal_a_remark_has_several_lines_in_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = [Figure("shards_used", 0.84, "of 1 MiB/s each, which limits the rate", "84%"), Figure("lost", 0)]
+
+    def printed(columns: int, output: io.StringIO) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.stdout", output)
+        print_figures(figures, as_json=False)
+        return without_escape_codes(output.getvalue()).splitlines()
+
+    whole = ["shards used  84%  of 1 MiB/s each, which limits the rate", "lost         0"]
+    assert printed(60, Terminal()) == printed(20, io.StringIO()) == whole
+    assert printed(40, Terminal()) == [
+        "shards used  84%  of 1 MiB/s each, which",
+        "                  limits the rate",
+        "lost         0",
+    ]
+    # Narrower than the column before it: the remark keeps 12 columns, and the terminal breaks the lines.
+    assert max(len(line) for line in printed(10, Terminal())) <= 18 + 12
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(60, 2), (80, 1), (120, 1)])
+def test_a_task_is_on_one_line_from_80_columns_on(monkeypatch: pytest.MonkeyPatch, columns: int, lines: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    with progress(as_json=False) as bars:
+        bars.update(bars.add_task("put and acknowledged", total=200_000, unit="records"), completed=199_999)
+        bars.tasks[0].finished_speed = 7_937.0
+        console = Console(width=columns, file=terminal)
+        assert len(console.render_lines(bars.get_renderable())) == lines
+        shown = "".join(segment.text for segment in console.render(bars.get_renderable()))
+    assert ("199,999 of 200,000 records, 7,937 records/s" in shown) is (lines == 1)
 
 
 def test_a_terminal_shows_no_bar_if_it_is_not_wanted(stream, tmp_path):
