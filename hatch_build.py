@@ -89,10 +89,10 @@ class CustomMetadataHook(MetadataHookInterface):
 
 
 def with_absolute_links(text: str, files: str) -> str:
-    """Return Markdown whose relative links and pictures lead to `files`, the URL of the folder of the text."""
+    """Return Markdown whose relative links and pictures, those in HTML too, lead to `files`, the URL of its folder."""
 
     def absolute(match: re.Match[str]) -> str:
         target = match["target"]
-        return f"]({files}/{target}{'?raw=true' if target.endswith(('.png', '.svg')) else ''}"
+        return f"{match['before']}{files}/{target}{'?raw=true' if target.endswith(('.png', '.svg')) else ''}"
 
-    return re.sub(r"\]\((?!\w+:|#)(?P<target>[^)\s]+)", absolute, text)
+    return re.sub(r'(?P<before>\]\(|\b(?:href|src|srcset)=")(?!\w+:|#)(?P<target>[^)"\s]+)', absolute, text)

@@ -49,7 +49,9 @@ def _anchors(page: Path) -> set[str]:
 
 def _broken_links(page: Path) -> Iterator[str]:
     prose = re.sub(r"^```.*?^```$", "", _text(page), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\[[^]]*\]\(([^)\s]+)\)", prose):
+    # A page may have links and pictures in HTML too, such as one picture for light and one for dark pages.
+    for markdown, html in re.findall(r"""\]\(([^)\s]+)\)|<[^>]* (?:href|src|srcset)="([^"\s]+)\"""", prose):
+        target = markdown or html
         path, _, anchor = target.partition("#")
         if path.startswith(("http://", "https://", "mailto:")):
             continue

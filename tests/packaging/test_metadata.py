@@ -31,8 +31,13 @@ def test_links_of_the_readme_lead_to_the_files_of_the_release() -> None:
         "[a](https://x/blob/v1/docs/a.md#part) ![b](https://x/blob/v1/docs/b.png?raw=true) [c](https://c.example) "
         "[d](#here) [![e](https://x/blob/v1/e.svg?raw=true)](https://x/blob/v1/f.md)"
     )
+    picture = '<source srcset="b.svg"><img src="docs/c.svg" alt="d"><a href="e.md"><a href="https://c.example">'
+    assert hatch_build.with_absolute_links(picture, "https://x/blob/v1") == (
+        '<source srcset="https://x/blob/v1/b.svg?raw=true"><img src="https://x/blob/v1/docs/c.svg?raw=true" alt="d">'
+        '<a href="https://x/blob/v1/e.md"><a href="https://c.example">'
+    )
     readme = fields(owner=OWNER, repository=f"{REPOSITORY}/")["readme"]["text"]
-    links = re.findall(r"\]\(([^)\s]+)", readme)
+    links = re.findall(r"""(?:\]\(|(?:href|src|srcset)=")([^)"\s]+)""", readme)
     assert len(links) > 20
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
     files = {
