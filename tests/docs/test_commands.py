@@ -45,6 +45,9 @@ ELSEWHERE = {
     # No Docker engine and no cluster here, as docs/howto/deploy.md says. These test what the commands read.
     r"docker .*": "tests/ingest/app/test_image_and_compose.py",
     r"kubectl .*|helm .*": "tests/interop/test_kubernetes.py",
+    r"pip install amazon_kclpy": "tests/support/installation.py",
+    r"cd examples/consumers|JARS=.*|java -cp .*": "tests/interop/test_kcl_for_python.py",
+    r"aws lambda .*": "tests/interop/test_lambda.py",  # its parameters: there is no AWS here
     r"umask 077|sqlite3 (?:MOVED|RECOVERED) .*": "tests/docs/test_runbook.py",
 }
 # Commands that run until they are interrupted.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.consumers import kcl as kcl_consumer, npm, pypi
+from tests.interop.consumers.order_storage import NAME as KCL_FOR_PYTHON, OrderStorage
 from tests.interop.consumers.user_records import Deaggregate
 from tests.interop.emulators import ABILITIES, Emulator, running_emulator
 from tests.interop.ledger import Ledger
@@ -24,6 +25,7 @@ NO_REDIS = (
     "(Debian, Ubuntu: apt install redis-server)"
 )
 TEST_SECONDS = 240  # the KCL alone waits up to 30 s before its first lease
+ON_THE_KCL = {"kcl", "order_storage"}  # fixtures that start a KCL
 LAST_OF_ALL = "test_every_emulator_and_every_consumer_was_used"
 
 LEDGER = pytest.StashKey[Ledger]()
@@ -36,11 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the KCL's tests late, because it starts slowly, and the check of what was used last."""
+    """Run the tests with a KCL late, because it starts slowly, and the check of what was used last."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(TEST_SECONDS))
-    items.sort(key=lambda item: (item.name == LAST_OF_ALL, "kcl" in getattr(item, "fixturenames", ())))
+    items.sort(
+        key=lambda item: (item.name == LAST_OF_ALL, not ON_THE_KCL.isdisjoint(getattr(item, "fixturenames", ())))
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -147,24 +151,48 @@ def deaggregators(installed: Installed) -> dict[str, Deaggregate]:
 
 
 @pytest.fixture(scope="session")
+def leases(installed: Installed, logs: Path) -> Iterator[Emulator]:
+    """Return the DynamoDB of the applications on the KCL: a moto of its own."""
+    place = logs / "leases"
+    place.mkdir()
+    with running_emulator("moto", installed, logs=place) as emulator:
+        yield emulator
+
+
+@pytest.fixture(scope="session")
 def kcl(
-    installed: Installed, ledger: Ledger, logs: Path, kinesis_local: Emulator
+    installed: Installed, ledger: Ledger, logs: Path, kinesis_local: Emulator, leases: Emulator
 ) -> Iterator[kcl_consumer.KinesisClientLibrary]:
-    """Return a KCL that reads its own stream, with its leases in its own moto."""
+    """Return a KCL that reads its own stream."""
     if installed.java is None:
         ledger.skipped[kcl_consumer.NAME] = NO_JAVA
         pytest.skip(NO_JAVA)
-    place = logs / "leases"
-    place.mkdir()
     with (
         fresh_stream(kinesis_local, shards=2) as stream,
-        running_emulator("moto", installed, logs=place) as leases,
         kcl_consumer.running_kcl(stream, installed=installed, leases=leases, place=logs) as kcl,
     ):
         yield kcl
 
 
+@pytest.fixture(scope="session")
+def order_storage(
+    installed: Installed, ledger: Ledger, logs: Path, kinesis_local: Emulator, leases: Emulator
+) -> Iterator[OrderStorage]:
+    """Return the application of docs/howto/kcl.md, started, on its own stream."""
+    if installed.java is None:
+        ledger.skipped[KCL_FOR_PYTHON] = NO_JAVA
+        pytest.skip(NO_JAVA)
+    place = logs / "order-storage"
+    place.mkdir()
+    with (
+        fresh_stream(kinesis_local, shards=2) as stream,
+        OrderStorage(stream, installed=installed, leases=leases, place=place) as storage,
+    ):
+        yield storage
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _the_kcl_starts_first(request: pytest.FixtureRequest, installed: Installed) -> None:
-    if installed.java and any("kcl" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("kcl")
+def _each_kcl_starts_first(request: pytest.FixtureRequest, installed: Installed) -> None:
+    for name in ON_THE_KCL:
+        if installed.java and any(name in getattr(item, "fixturenames", ()) for item in request.session.items):
+            request.getfixturevalue(name)

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from tests.interop.consumers import kcl, npm, pypi
+from tests.interop.consumers import kcl, npm, order_storage, pypi
 from tests.interop.emulators import ABILITIES
 from tests.interop.ledger import Ledger
 
@@ -13,7 +13,7 @@ ENOUGH_RECORDS = 1000
 def test_every_emulator_and_every_consumer_was_used(ledger: Ledger) -> None:
     wanted = [*product(ABILITIES, [pypi.NAME, npm.NAME])]
     if kcl.NAME not in ledger.skipped:
-        wanted.append(("kinesis-local", kcl.NAME))
+        wanted += [("kinesis-local", kcl.NAME), ("kinesis-local", order_storage.NAME)]
 
     too_little = {pair: ledger.rows.get(pair) for pair in wanted if _read(ledger, pair) < ENOUGH_RECORDS}
 

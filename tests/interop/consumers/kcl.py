@@ -8,7 +8,7 @@ whether a user record was aggregated.
 import base64
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,9 @@ NAME = "Java KCL 3.1.3"
 
 # Before its first lease it waits up to 30 s for another worker to appear, by chance.
 FIRST_RECORD_SECONDS = 150.0
+
+# Options of a Java process that needs little memory and starts quickly.
+SMALL_AND_QUICK = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8")
 
 
 class KinesisClientLibrary:
@@ -89,12 +92,45 @@ def _user_record(row: dict[str, str]) -> ReadUserRecord:
     )
 
 
+def in_a_test(stream: Stream, leases: Emulator) -> dict[str, object]:
+    """Return the properties that connect an application to a stream and to its leases, and make it quick."""
+    return {
+        "streamName": stream.name,
+        "applicationName": stream.name,
+        "kinesisEndpoint": stream.emulator.endpoint_url,
+        "dynamoDBEndpoint": leases.endpoint_url,
+        "metricsLevel": "NONE",
+        "idleTimeBetweenReadsInMillis": 250,
+        "failoverTimeMillis": 2000,
+        "shardSyncIntervalMillis": 1000,
+        "parentShardPollIntervalMillis": 1000,
+    }
+
+
+def lines_of(properties: Mapping[str, object]) -> str:
+    """Return the text of a properties file."""
+    return "".join(f"{name} = {value}\n" for name, value in properties.items())
+
+
+def daemon_command(installed: Installed, properties: Path) -> list[str]:
+    """Return the command of a MultiLangDaemon."""
+    assert installed.java is not None
+    return [
+        installed.java,
+        *SMALL_AND_QUICK,
+        "-cp",
+        f"{installed.kcl_jars}/*",
+        "software.amazon.kinesis.multilang.MultiLangDaemon",
+        "--properties-file",
+        str(properties),
+    ]
+
+
 @contextmanager
 def running_kcl(
     stream: Stream, *, installed: Installed, leases: Emulator, place: Path
 ) -> Iterator[KinesisClientLibrary]:
     """Run a worker on `stream` while the context lasts, its files in `place`."""
-    assert installed.java is not None
     records = place / "kcl-records"
     records.mkdir()
     program = place / "record-processor"
@@ -103,38 +139,16 @@ def running_kcl(
     )
     program.chmod(0o755)
     properties = place / "kcl.properties"
-    properties.write_text(
-        "\n".join(
-            f"{name} = {value}"
-            for name, value in {
-                "executableName": program,
-                "streamName": stream.name,
-                "applicationName": stream.name,
-                "AwsCredentialsProvider": "EnvironmentVariableCredentialsProvider",
-                "processingLanguage": "python/3.11",
-                "initialPositionInStream": "TRIM_HORIZON",
-                "regionName": REGION,
-                "kinesisEndpoint": stream.emulator.endpoint_url,
-                "dynamoDBEndpoint": leases.endpoint_url,
-                "retrievalMode": "POLLING",
-                "metricsLevel": "NONE",
-                "idleTimeBetweenReadsInMillis": 250,
-                "failoverTimeMillis": 2000,
-                "shardSyncIntervalMillis": 1000,
-                "parentShardPollIntervalMillis": 1000,
-            }.items()
-        )
-    )
-    small_and_soon_ready = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8"]
-    command = [
-        installed.java,
-        *small_and_soon_ready,
-        "-cp",
-        f"{installed.kcl_jars}/*",
-        "software.amazon.kinesis.multilang.MultiLangDaemon",
-        "--properties-file",
-        str(properties),
-    ]
+    settings = {
+        "executableName": program,
+        "AwsCredentialsProvider": "EnvironmentVariableCredentialsProvider",
+        "processingLanguage": "python/3.11",
+        "initialPositionInStream": "TRIM_HORIZON",
+        "regionName": REGION,
+        "retrievalMode": "POLLING",
+    }
+    properties.write_text(lines_of(settings | in_a_test(stream, leases)))
+    command = daemon_command(installed, properties)
     environment = {"INTEROP_RECORDS": str(records), "PYTHONUTF8": "1"}
     with own_process("kcl", command, environment=environment, logs=place) as process:
         yield KinesisClientLibrary(process, records, stream)
