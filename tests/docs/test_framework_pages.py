@@ -1,7 +1,5 @@
 """The applications on the pages of the frameworks run in the servers that the pages name, and their records arrive."""
 
-import base64
-import hashlib
 import json
 import os
 import re
@@ -17,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from kpl_core import BlockingProducer, UserRecord, decode, encode
-from kpl_core.errors import MalformedAggregatedRecord
-from kpl_core.records.aggregated_record import MAGIC
+from kpl_core import BlockingProducer
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.support.consumers import user_records
@@ -164,59 +160,11 @@ def handlers(tmp_path: Path) -> Any:
     return lambda name: runpy.run_path(str(tmp_path / f"{name}.py"))
 
 
-def event(*data: bytes) -> dict[str, Any]:
-    def kinesis(number: int, each: bytes) -> dict[str, Any]:
-        return {
-            "sequenceNumber": str(number),
-            "partitionKey": "a",
-            "data": base64.b64encode(each).decode(),
-            "approximateArrivalTimestamp": 1.0,
-        }
-
-    return {"Records": [{"kinesis": kinesis(*each), "eventID": f"shardId-0:{each[0]}"} for each in enumerate(data)]}
-
-
-def test_the_lambda_consumer_reports_the_first_failure_and_repeats_only_it(
-    handlers: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    handler = handlers("consumer")["handler"]
-    good = [UserRecord("c-1", b'{"total": 1}'), UserRecord("c-2", b'{"total": 2}')]
-    batch = event(b'{"total": 0}', encode([*good, UserRecord("c-3", b"no JSON")]), b'{"total": 4}')
-    assert handler(batch, None) == {"batchItemFailures": [{"itemIdentifier": "1"}]}
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "2"]
-    # Lambda sends the batch again from the failed Kinesis record; the record is correct now.
-    again = {"Records": event(b"", encode([*good, UserRecord("c-3", b'{"total": 3}')]), b'{"total": 4}')["Records"][1:]}
-    assert handler(again, None) == {"batchItemFailures": []}
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["3", "4"]
-
-
-def test_the_lambda_consumer_processes_two_orders_with_equal_data(
-    handlers: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    handler = handlers("consumer")["handler"]
-    order = b'{"total": 12}'
-    assert handler(event(b'{"total": 1}', order, order), None) == {"batchItemFailures": []}
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["1", "12", "12"]
-
-
-def test_a_malformed_aggregated_record_is_a_partial_failure_of_the_lambda_consumer(
-    handlers: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    handler = handlers("consumer")["handler"]
-    # The key index of its only record is beyond the table of keys.
-    protobuf = b"\x1a\x04\x08\x05\x1a\x00"
-    malformed = MAGIC + protobuf + hashlib.md5(protobuf, usedforsecurity=False).digest()
-    with pytest.raises(MalformedAggregatedRecord):
-        decode(malformed)
-    answer = handler(event(b'{"total": 1}', malformed, b'{"total": 2}'), None)
-    assert answer == {"batchItemFailures": [{"itemIdentifier": "1"}]}
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["1"]
-
-
-def test_the_lambda_consumer_can_be_tried_as_its_page_says(handlers: Any, tmp_path: Path) -> None:
-    command = [sys.executable, str(tmp_path / "try_consumer.py")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=50)
-    assert done.stdout == "ada 12 {}\n{'batchItemFailures': []}\n", done.stderr
+def test_the_lambda_page_shows_the_example(tmp_path: Path) -> None:
+    """tests/interop/test_lambda.py runs it."""
+    programs("lambda.md", tmp_path)
+    example = PAGES.parents[1] / "examples" / "consumers" / "lambda_orders.py"
+    assert (tmp_path / "lambda_orders.py").read_text(encoding="utf-8") == example.read_text(encoding="utf-8")
 
 
 def test_the_lambda_producer_has_stored_its_records_when_it_returns(
