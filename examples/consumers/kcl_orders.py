@@ -73,9 +73,8 @@ class OrderProcessor(RecordProcessorBase):  # type: ignore[misc, unused-ignore]
     def _store(self, record: messages.Record) -> None:
         data = record.binary_data
         place = (self._shard_id, record.sequence_number, record.sub_sequence_number)
-        try:
-            order_id = str(json.loads(data)["id"])
-        except (ValueError, TypeError, KeyError):
+        order_id = _id_of(data)
+        if order_id is None:
             # It would fail each time it is read, and block the shard.
             self._database.execute("INSERT OR IGNORE INTO rejected VALUES (?, ?, ?, ?)", (data, *place))
             return
@@ -84,6 +83,16 @@ class OrderProcessor(RecordProcessorBase):  # type: ignore[misc, unused-ignore]
             "INSERT INTO orders VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
             (order_id, record.partition_key, data, *place),
         )
+
+
+def _id_of(data: bytes) -> str | None:
+    """Return the id of an order; None if the data is no order, or its id is no text that can be stored."""
+    try:
+        order_id = str(json.loads(data)["id"])
+        order_id.encode()
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return order_id
 
 
 def _checkpoint(

@@ -12,17 +12,27 @@ import boto3
 
 from kpl_core import ReceivedRecord, user_records
 
+LONGEST_KEY_BYTES = 2048  # of DynamoDB
 log = logging.getLogger("orders")
 log.setLevel(logging.INFO)
 dynamodb = boto3.client("dynamodb")
 table = os.environ["ORDERS_TABLE"]
 
 
-def store(record: ReceivedRecord) -> None:
-    """Store a user record, unless its order is stored already."""
+def id_of(record: ReceivedRecord) -> str | None:
+    """Return the id of an order; None if the record is no order, or DynamoDB does not accept the id as a key."""
     try:
         order_id = str(json.loads(record.decompressed)["id"])
-    except (ValueError, TypeError, KeyError):
+        key_bytes = len(order_id.encode())
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return order_id if 0 < key_bytes <= LONGEST_KEY_BYTES else None
+
+
+def store(record: ReceivedRecord) -> None:
+    """Store a user record, unless its order is stored already."""
+    order_id = id_of(record)
+    if order_id is None:
         # It would fail each time, and block its shard. So keep it where a person finds it.
         order_id = f"rejected {record.shard_id} {record.sequence_number} {record.sub_sequence_number}"
     try:
