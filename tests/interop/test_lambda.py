@@ -224,7 +224,8 @@ def test_a_malformed_aggregated_record_is_discarded_after_the_retries_and_not_wh
 
 def test_the_function_can_be_tried_as_its_page_says(moto: Emulator, tmp_path: Path) -> None:
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
-        (tmp_path / name).write_text(code.replace("http://127.0.0.1:5000", moto.endpoint_url))
+        here = code.replace("http://127.0.0.1:5000", moto.endpoint_url).replace('"orders"', f'"orders-{uuid.uuid4()}"')
+        (tmp_path / name).write_text(here)
     command = [sys.executable, str(tmp_path / "try_lambda_orders.py")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=50)
     answer, items = done.stdout.splitlines()
