@@ -295,6 +295,23 @@ class BlockingProducer(ProcessListener):
         with self._changed:
             return len(self._threads) + self._producer.report().buffered, "user records of a BlockingProducer"
 
+    def end_by_signal(self) -> None:
+        """Log where the user records are, unless all are delivered. With a file for what is left, close first."""
+        if not self._is_open:
+            return
+        with self._changed:
+            queued, report = len(self._threads), self._producer.report()
+        has_file = self._config.spool is not None or self._config.dead_letters is not None
+        if has_file and (queued or report.buffered):
+            # Only a close moves what is in memory to the file. It logs the report.
+            wait = self._begin_ending(self._begin_close, 0.0)
+            if wait is not None:
+                wait()
+        elif queued or not report.all_delivered:
+            accepted, buffered = report.accepted + queued, report.buffered + queued
+            report = msgspec.structs.replace(report, accepted=accepted, buffered=buffered)
+            _logger.warning("the Kinesis producer is not closed at the end of the process: %s", report)
+
     def begin_exit(self, spent: float) -> Callable[[], object] | None:
         """Start to close, in 5 seconds less those that were spent since the exit began."""
         return self._begin_ending(self._begin_close, max(0.0, _EXIT_SECONDS - spent))
@@ -310,10 +327,12 @@ class BlockingProducer(ProcessListener):
             return None
 
         def wait() -> None:
-            with contextlib.suppress(KplError, SenderEnded, SenderStuck):
-                report = wait_for_report(timeout + _JOIN_GRACE_SECONDS)
-                if not self._is_open and (not report.complete or report.failed_total):
-                    _logger.warning("the process ended before a BlockingProducer was closed: %s", report)
+            # The producer logs what it could not deliver when it closes.
+            with contextlib.suppress(KplError, SenderEnded):
+                try:
+                    wait_for_report(timeout + _JOIN_GRACE_SECONDS)
+                except SenderStuck:
+                    self._log_stuck()
 
         return wait
 
@@ -382,12 +401,17 @@ class BlockingProducer(ProcessListener):
         try:
             return begin()(math.inf if wait is None else wait + _STUCK_SECONDS)
         except SenderStuck:
-            _logger.warning("the producer's thread is held up, by a hook or a callback that does not return")
-            return msgspec.structs.replace(self._producer.report(), complete=False)
+            return msgspec.structs.replace(self._log_stuck(), complete=False)
         except SenderEnded as ended:
             if self._report is not None:
                 return self._report
             raise self._closed() from ended
+
+    def _log_stuck(self) -> ProducerReport:
+        report = self._producer.report()
+        text = "the producer's thread is held up, by a hook or a callback that does not return: %s"
+        _logger.warning(text, report)
+        return report
 
     def _wait_for(self, begin: Callable[[W], Callable[..., T]], work: W) -> T:
         """Put in the loop, and wait for what that returns; a flush that begins later waits for it too."""

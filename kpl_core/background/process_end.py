@@ -20,6 +20,7 @@ import contextlib
 import inspect
 import logging
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -77,6 +78,9 @@ class ProcessListener:
     def sender(self) -> "SteppingSender | None":
         """What delivers, for a listener whose puts may have to wait for it; None if there is nothing."""
         return None
+
+    def end_by_signal(self) -> None:
+        """Report what is not delivered, by a log line or on stderr: a signal ends the process now, without a close."""
 
     def begin_exit(self, spent: float) -> Wait | None:  # noqa: ARG002
         """Start to close, because the interpreter exits; the exit has taken `spent` seconds so far. Return as above."""
@@ -383,7 +387,8 @@ def watch_uvicorn() -> None:
     """Flush at the end of `uvicorn.Server.shutdown`, if uvicorn is imported; once.
 
     uvicorn restores the signal handlers that it found and raises the signal again, which ends the process without
-    threading's exit and without atexit. `shutdown` is the last public method that it calls before.
+    threading's exit and without atexit. `shutdown` is the last public method that it calls before. After SIGTERM no
+    listener closes, so each reports what it has not delivered.
     """
     server: Any = getattr(sys.modules.get("uvicorn.server"), "Server", None)
     if server is None or getattr(server, "kpl_flushes", False):
@@ -395,12 +400,16 @@ def watch_uvicorn() -> None:
         return
 
     @wraps(shutdown)
-    async def shutdown_and_flush(*args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's own
+    async def shutdown_and_flush(stopped: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's own
         try:
-            await shutdown(*args, **options)
+            await shutdown(stopped, *args, **options)
         finally:
             for wait in begin_last_flushes():
                 await asyncio.to_thread(wait)
+            # Not public. After SIGINT, or stopped by its program, the process goes on and closes its senders.
+            if signal.SIGTERM in getattr(stopped, "_captured_signals", (signal.SIGTERM,)):
+                for each in all_listeners():
+                    await asyncio.to_thread(logged(each.end_by_signal))
 
     server.shutdown = shutdown_and_flush
 

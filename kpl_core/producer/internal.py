@@ -276,6 +276,10 @@ class InternalProducer:
         """Call `listener`, on the loop, whenever results or room may have come; be quick. What it raises is logged."""
         self._life.listeners.append(listener)
 
+    def log_no_loss(self) -> None:
+        """Log no report when the producer closes: the adapter counts its losses in spans or lines, and reports them."""
+        self._life.logs_loss = False
+
     def max_record_bytes(self, stream: str) -> int:
         """Return the most bytes of key and data that `stream` takes in one record, as far as known.
 

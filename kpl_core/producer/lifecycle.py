@@ -53,6 +53,8 @@ _logger = logging.getLogger("kpl_core")
 DEFAULT_CLOSE_SECONDS: Final = 30.0
 # The share of close's time after which records that wait for tokens are sent without them.
 FORCE_SHARE: Final = 0.8
+# A slower close is logged: a server may kill the process before the close ends (gunicorn does so, and prints nothing).
+SLOW_CLOSE_SECONDS: Final = 3.0
 # How often a count is repeated that another thread's change interrupted.
 _TRIES: Final = 100
 
@@ -126,6 +128,8 @@ class Lifecycle:
         self._progress_waiters: list[anyio.Event] = []
         self.listeners: list[Callable[[], None]] = []
         self._complete = True
+        # False for an adapter that reports losses in units of its own.
+        self.logs_loss = True
         self._closed = anyio.Event()
 
     async def open(self) -> None:
@@ -336,12 +340,20 @@ class Lifecycle:
         if self.store is not None:
             self.store.stop_replays()
         try:
-            if not await self._flushed(force_at):
-                self.own_streams().drain_force(self.clock())
-                await self._flushed(deadline)
+            if not await self._flushed(min(force_at, now + SLOW_CLOSE_SECONDS)):
+                self._log_slow_close(deadline)
+                if not await self._flushed(force_at):
+                    self.own_streams().drain_force(self.clock())
+                    await self._flushed(deadline)
         finally:
             await self._give_up()
         return self.report()
+
+    def _log_slow_close(self, deadline: float) -> None:
+        left = deadline - self.clock()
+        if self.logs_loss and left >= 1.0:
+            bound = "" if left == math.inf else f", for up to {left:.0f} s"
+            _logger.warning("the Kinesis producer is closing and still sends%s: %s", bound, self.report())
 
     def _finish_puts(self) -> None:
         """Put everything that was accepted and is not put yet: the queue of the threads, and the open groups."""
@@ -354,9 +366,9 @@ class Lifecycle:
         if self.state == "closed":
             return
         if self.state == "failed":
-            self.state, left = "closed", 0
+            self.state = "closed"
         else:
-            left = self._abandon("closed")
+            self._abandon("closed")
         try:
             if self.store is not None:
                 await self.store.finish()
@@ -367,11 +379,12 @@ class Lifecycle:
             self.waiters.wake_all()
             self._progressed()
             self._closed.set()
-        if left:
-            _logger.warning("the producer closed before everything was delivered: %s", self.report())
+            # The one closing line of a loss, of adapters and servers too: it is on stderr where no logging is set up.
+            if self.logs_loss and not (report := self.report()).all_delivered:
+                _logger.warning("the Kinesis producer is closed: %s", report)
 
-    def _abandon(self, state: str) -> int:
-        """Enter a state that takes no puts, and give every user record that is left its result; return their count."""
+    def _abandon(self, state: str) -> None:
+        """Enter a state that takes no puts, and give every user record that is left its result."""
         left = 0
         try:
             self._finish_puts()
@@ -381,7 +394,6 @@ class Lifecycle:
             self.pipelines.clear()
             self._complete = left == 0
             self.own_streams().abandon(self.clock())
-        return left
 
     # Progress and counts
 

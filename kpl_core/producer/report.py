@@ -31,6 +31,11 @@ class ProducerReport(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many user records failed, for all reasons together."""
         return sum(self.failed.values())
 
+    @property
+    def all_delivered(self) -> bool:
+        """Return True if Kinesis has stored every accepted record: none failed, is buffered or is kept on disk."""
+        return self.delivered == self.accepted
+
     def __str__(self) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.failed.items()))
         failed = f"{self.failed_total:,} failed" + (f" ({reasons})" if reasons else "")

@@ -15,9 +15,12 @@ API_ListShards, API_DescribeStream).
 
 import logging
 import math
+import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from types import FrameType
 from typing import Any, Final, Literal, TypedDict, Unpack, get_args
 
 import anyio
@@ -188,17 +191,42 @@ class KinesisLifespan:
             finally:
                 self._producer = None
                 health.is_draining = True
-                self.report = await producer.close(timeout=settings.close_seconds)
-                # Expired and permanently rejected records count as complete, but they are lost.
-                is_lossless = self.report.complete and not self.report.failed_total
-                level = logging.INFO if is_lossless else logging.WARNING
-                _logger.log(level, "the Kinesis producer is closed: %s", self.report)
-                for wait in begin_last_flushes():
-                    await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
+                with _sigterm_deferred():
+                    self.report = await producer.close(timeout=settings.close_seconds)
+                    if self.report.all_delivered:  # else the producer has logged its report, as a warning
+                        _logger.info("the Kinesis producer is closed: %s", self.report)
+                    for wait in begin_last_flushes():
+                        await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
 
     async def _make_transport(self) -> KinesisTransport:
         make = KinesisLifespan.transport_override or self._settings.transport
         return await default_transport(self.config) if make is None else make(self.config)
+
+
+@contextmanager
+def _sigterm_deferred() -> Iterator[None]:
+    """Let SIGTERM take effect at the end of the block, if it would end the process at once.
+
+    hypercorn sends SIGTERM to its other workers as soon as one has ended, in the middle of their shutdown.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    ends_process = before is signal.SIG_DFL or getattr(before, "flushes_senders", False)
+    if not ends_process or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is note:
+            signal.signal(signal.SIGTERM, before)
+        if received:
+            signal.raise_signal(signal.SIGTERM)
 
 
 class KinesisASGI:

@@ -260,10 +260,8 @@ class IngestGateway:
             self.report = self.producer.report()
             if self._peer_stats is not None:
                 await self._peer_stats.report()
-            # A complete report may still have failed records: expired, or rejected by Kinesis.
-            is_well = self.report.complete and not self.report.failed_total
-            level = logging.INFO if is_well else logging.WARNING
-            _log.log(level, "gateway closed: %s", self.report)
+            if self.report.all_delivered:  # else the producer has logged its report, as a warning
+                _log.info("gateway closed: %s", self.report)
         return self.report
 
     def give_up(self) -> None:

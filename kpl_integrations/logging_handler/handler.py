@@ -386,6 +386,10 @@ class KinesisHandler(logging.Handler, ProcessListener):
         """Return how many log records wait in the queue and in the producer."""
         return self.counts().buffered, f"log records to stream {self.stream!r}"
 
+    def end_by_signal(self) -> None:
+        """Report on stderr what is not delivered."""
+        self._report_loss()
+
     @property
     def sender(self) -> BackgroundSender | None:
         """Return what delivers; None before the first record."""

@@ -221,6 +221,7 @@ class SignalExporter(ProcessListener):
         self._sender = None
         # What was refused without a sender.
         self._refused: Counter[str] = Counter()
+        self._logged: ExportCounts | None = None
         noun = _NOUNS[self.signal]
         self._report = StderrReport(f"kpl_integrations.otel: {noun} to stream {self.options.stream!r}", noun)
         # The first export of a short program comes after its main thread has ended.
@@ -229,6 +230,12 @@ class SignalExporter(ProcessListener):
     def undelivered(self) -> tuple[int, str]:
         """Return how many items have been exported and have no result."""
         return self.counts().pending, f"{_NOUNS[self.signal]} to stream {self.options.stream!r}"
+
+    def end_by_signal(self) -> None:
+        """Log what did not arrive."""
+        counts = self.counts()
+        if counts.pending or counts.lost:
+            self._log_losses()
 
     def pause_for_fork(self, timeout: float) -> Callable[[], object]:
         """Stop the sender's thread while the process forks."""
@@ -324,7 +331,9 @@ class SignalExporter(ProcessListener):
     def _log_losses(self) -> None:
         self._report.write()
         noun, counts = _NOUNS[self.signal], self.counts()
-        _logger.warning("%s for stream %r did not all arrive: %s", noun, self.options.stream, counts)
+        before, self._logged = self._logged, counts
+        if counts != before:
+            _logger.warning("%s for stream %r did not all arrive: %s", noun, self.options.stream, counts)
 
     def counts(self) -> ExportCounts:
         """Return where everything is that was exported in this process."""
@@ -362,9 +371,10 @@ class SignalExporter(ProcessListener):
 
     def _make_producer(self) -> Producer:
         config = self.options.config
-        return Producer(
-            config, transport=None if self._transport is None else self._transport(config), hooks=[self._note_request]
-        )
+        transport = None if self._transport is None else self._transport(config)
+        producer = Producer(config, transport=transport, hooks=[self._note_request])
+        producer.internal.log_no_loss()
+        return producer
 
     def _note_request(self, fact: Fact) -> None:
         if isinstance(fact, RequestCompleted):

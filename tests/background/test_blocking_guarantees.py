@@ -56,6 +56,26 @@ def test_a_flow_beyond_its_share_is_rejected_at_once_and_other_flows_do_not_wait
 
 
 @pytest.mark.long
+def test_the_end_by_a_signal_logs_what_is_left_and_leaves_the_producer_open(caplog: pytest.LogCaptureFixture) -> None:
+    with blocking(hanging()) as orders:
+        put(orders)
+        orders.end_by_signal()
+        orders.close(timeout=0.0)
+    counts = "1 accepted: 0 delivered, 0 failed, 1 buffered"
+    lines = [record.getMessage() for record in caplog.records if "Kinesis producer" in record.getMessage()]
+    assert lines[0] == f"the Kinesis producer is not closed at the end of the process: {counts}"
+    assert lines[1].startswith("the Kinesis producer is closed: 1 accepted: 0 delivered, 1 failed")
+
+
+def test_the_end_by_a_signal_moves_what_is_left_to_the_spool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with blocking(hanging(), spool=SpoolOptions(path=str(tmp_path / "spool"))) as orders:
+        put(orders)
+        orders.end_by_signal()
+        assert not orders.is_open
+    assert orders.close().spooled == 1
+    assert "the Kinesis producer is closed: 1 accepted: 0 delivered, 0 failed, 1 spooled" in caplog.text
+
+
 def test_a_put_into_a_full_buffer_is_spilled_to_the_spool_and_delivered_later(tmp_path: Path) -> None:
     kinesis = transport()
     outage = kinesis.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation=PUT))

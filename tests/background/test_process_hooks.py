@@ -312,6 +312,34 @@ def test_the_shutdown_of_uvicorn_flushes_after_its_own_work(monkeypatch: pytest.
     assert events == ["shut down with sockets", "flushed with share 1.0"]
 
 
+@pytest.mark.parametrize(
+    ("captured", "reports"),
+    [([signal.SIGTERM], 1), ([signal.SIGINT, signal.SIGTERM], 1), ([signal.SIGINT], 0), ([], 0), (None, 1)],
+)
+def test_what_is_not_delivered_is_reported_if_uvicorn_raises_sigterm_again(
+    captured: list[signal.Signals] | None, reports: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that its program stops, or Ctrl-C, leaves the process to end by itself, which closes the listeners."""
+
+    class Server:
+        async def shutdown(self) -> None:
+            """End as uvicorn does."""
+
+    class Listener(ProcessListener):
+        def end_by_signal(self) -> None:
+            reported.append(self)
+
+    reported: list[Listener] = []
+    monkeypatch.setitem(sys.modules, "uvicorn.server", SimpleNamespace(Server=Server))
+    listener = Listener()
+    listen(listener)
+    server = Server()
+    if captured is not None:
+        vars(server)["_captured_signals"] = captured
+    asyncio.run(server.shutdown())
+    assert reported == [listener] * reports
+
+
 def test_a_uvicorn_without_a_shutdown_coroutine_is_left_alone_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

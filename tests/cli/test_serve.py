@@ -3,11 +3,14 @@
 import json
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
+from kpl_integrations.cli.exit_code import ExitCode
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.support.kpl_process import of_program, started
 from tests.support.waiting import wait_until
 
@@ -177,6 +180,29 @@ def test_a_failure_is_a_line_of_json_too(monkeypatch, tmp_path, capsys, kpl, sou
     sys.excepthook(ValueError, ValueError("of nobody"), None)
     (line,) = map(json.loads, capsys.readouterr().err.splitlines())
     assert (line["level"], line["message"]) == ("critical", "ValueError: of nobody")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_loss_is_a_warning_and_in_the_last_line(monkeypatch, workers):
+    monkeypatch.setenv("KPL_INGEST_CLOSE_SECONDS", "1")
+    monkeypatch.setenv("KPL_INGEST_DRAIN_DELAY_SECONDS", "0")
+    with ExitStack() as running, httpx.Client(timeout=20) as client:
+        kinesis = running.enter_context(ThreadedLocalKinesis(LocalKinesis({"mine": 1})))
+        options = ("--workers", workers, "--endpoint-url", kinesis.endpoint_url, "--set", "log_format=json")
+        with started("serve", "--local", "--port", "0", *options) as serve:
+            url = json.loads(serve.stdout.readline())["url"]
+            # One connection reaches one worker, which then knows the stream.
+            answer = client.post(f"{url}/v1/streams/mine/records?ack=delivered", json=ONE)
+            assert answer.status_code == 200, answer.text
+            running.close()
+            assert client.post(f"{url}/v1/streams/mine/records", json=ONE).status_code == 202
+            assert serve.end(signal.SIGTERM) == ExitCode.NOT_ALL_ARRIVED
+            lines = [json.loads(line) for line in serve.stderr.read().splitlines()]
+    counts = "2 accepted: 1 delivered, 1 failed (1 Shutdown), 0 buffered"
+    closed = [line for line in lines if line["message"] == f"the Kinesis producer is closed: {counts}"]
+    assert [line["level"] for line in closed] == ["warning"]
+    assert (lines[-1]["level"], lines[-1]["message"]) == ("warning", f"stopped; {counts}")
 
 
 LOUD_PROGRAM = """

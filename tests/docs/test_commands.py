@@ -36,6 +36,7 @@ ELSEWHERE = {
     r"pip install '(?:kpl-integrations|\.)\[.*\]'.*": "tests/packaging/test_each_extra.py",
     r"pip install (?:--target package )?kpl-integrations(?: .*)?": "tests/packaging/test_each_extra.py",
     r"(?:gunicorn|uvicorn) orders\w*:app .*|celery .*|python backfill.py .*": "tests/docs/test_framework_pages.py",
+    r"(?:uvicorn|gunicorn|hypercorn|granian) .*app:app .*timeout.*": "tests/asgi/test_last_lines.py",
     r"export .*|uvicorn (?:app|stored):app .*|curl .*/orders[/ ].*": "tests/docs/test_tutorial.py",
     r"python -m benchmarks.*": "benchmarks",
     r"opentelemetry-instrument .*": "tests/otel/test_programs.py",

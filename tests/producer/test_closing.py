@@ -91,7 +91,7 @@ async def test_a_cancelled_owner_leaves_promptly_and_every_delivery_is_resolved(
     assert_books_close(report, deliveries)
     assert not report.complete
     assert set(report.failed) == {"Unknown", "Shutdown"}
-    assert "closed before everything was delivered: 150 accepted" in caplog.text
+    assert "the Kinesis producer is closed: 150 accepted" in caplog.text
 
 
 async def test_a_timeout_around_the_block_is_a_timeout():
@@ -229,7 +229,49 @@ async def test_a_close_takes_its_timeout_and_reports_what_was_left(timeout, capl
     assert not report.complete
     assert set(report.failed) == {"Unknown", "Shutdown"}
     assert report.failed["Unknown"] == 500
-    assert "closed before everything was delivered" in caplog.text
+    assert "the Kinesis producer is closed" in caplog.text
+
+
+@pytest.mark.parametrize(("timeout", "warnings"), [(3.0, 1), (10.0, 2), (math.inf, 1)])
+async def test_a_slow_close_says_once_what_is_left(timeout, warnings, caplog):
+    """A server may kill the process before the close ends, and print nothing (gunicorn)."""
+    transport = service()
+    ends_at = 20.0 if timeout == math.inf else math.inf
+    transport.kinesis.faults.add(
+        ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords", ends_at=anyio.current_time() + ends_at)
+    )
+    async with producer(transport, record_ttl_ms=1_000_000) as orders:
+        put(orders, 10)
+        report = await orders.close(timeout=timeout)
+    assert report.all_delivered == (timeout == math.inf)
+    lines = [record.getMessage() for record in caplog.records if "the Kinesis producer is" in record.getMessage()]
+    assert len(lines) == warnings
+    if timeout != 3.0:
+        bound = "" if timeout == math.inf else ", for up to 7 s"
+        counts = "10 accepted: 0 delivered, 0 failed, 10 buffered"
+        assert lines[0] == f"the Kinesis producer is closing and still sends{bound}: {counts}"
+    if timeout != math.inf:
+        assert lines[-1].startswith("the Kinesis producer is closed: 10 accepted: 0 delivered, 10 failed")
+
+
+async def test_records_that_failed_before_the_close_are_in_its_warning(caplog):
+    """They were silent: the close itself had nothing to give up."""
+    transport = service()
+    transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
+    async with producer(transport, record_ttl_ms=1_000) as orders:
+        deliveries = put(orders, 10)
+        assert not (await deliveries[0]).successful
+    report = orders.report()
+    assert report.complete
+    assert not report.all_delivered
+    assert caplog.records[-1].getMessage() == f"the Kinesis producer is closed: {report}"
+
+
+async def test_a_close_after_which_all_is_delivered_logs_nothing(caplog):
+    async with producer(service()) as orders:
+        put(orders, 10)
+    assert orders.report().all_delivered
+    assert not [record for record in caplog.records if "closed" in record.getMessage()]
 
 
 async def test_a_close_without_an_end_waits_for_everything():

@@ -78,7 +78,8 @@ class Serve:
         with known_failures(), show_all_logs(LOGGED, self.log_format):
             report = await self._run(settings)
         counts = msgspec.structs.asdict(report) | {"failed": report.failed_total, "failures": report.failed}
-        self.log_format.note(f"stopped; {report}", counts)
+        level = "info" if report.all_delivered else "warning"
+        self.log_format.note(f"stopped; {report}", counts, level=level)
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
     async def print_config(self) -> ExitCode:
