@@ -270,6 +270,7 @@ def tail(
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each record.")] = False,
+    _quiet: Quiet = False,
 ) -> None:
     """Show the user records of a stream as they arrive, from all shards, aggregated or not.
 

@@ -121,12 +121,26 @@ class DemoCommand:
         return ExitCode.DONE if is_lossless else ExitCode.NOT_ALL_ARRIVED
 
     async def _run(self, load: Load, producer: Producer, client: Any, bars: Progress) -> None:  # noqa: ANN401 - aiobotocore has no types
-        shown = bars.add_task("put and acknowledged", total=self._records.count, unit="records")
+        shown = bars.add_task("put and acknowledged", total=self._records.count, unit="records", bytes=0, limited_by="")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_show, producer, bars, shown)
+            tasks.start_soon(self._show, producer, load, bars, shown)
             await load.run(lambda: self._split_first_shard(client))
             tasks.cancel_scope.cancel()
-        bars.update(shown, completed=producer.report().delivered)
+        bars.update(shown, completed=producer.report().delivered, bytes=load.put_bytes, limited_by="")
+
+    async def _show(self, producer: Producer, load: Load, bars: Progress, shown: TaskID) -> None:
+        """Show what is delivered, and what limited the last second: the shards or the CPU."""
+        since, cpu, size, limited_by = time.monotonic(), time.process_time(), 0, ""
+        while True:
+            now = time.monotonic()
+            if now - since >= 1.0:
+                shards = (load.put_bytes - size) / (now - since) / (self.shards * MIB)
+                limited_by = limiting(shards, (time.process_time() - cpu) / (now - since))
+                since, cpu, size = now, time.process_time(), load.put_bytes
+            delivered = producer.report().delivered
+            size_bytes = load.put_bytes * delivered // max(1, load.put_count)
+            bars.update(shown, completed=delivered, bytes=size_bytes, limited_by=limited_by)
+            await anyio.sleep(_SHOW_SECONDS)
 
     async def _split_first_shard(self, client: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
         if not self.split:
@@ -205,10 +219,14 @@ class DemoCommand:
         ]
 
 
-async def _show(producer: Producer, bars: Progress, shown: TaskID) -> None:
-    while True:
-        bars.update(shown, completed=producer.report().delivered)
-        await anyio.sleep(_SHOW_SECONDS)
+def limiting(shards: float, cpu: float) -> str:
+    """Return what limits the rate, with its share in use: of the shards' 1 MiB/s each, or of one core; "" if neither.
+
+    The table at the end uses the same bounds.
+    """
+    if shards > NEARLY:
+        return f"the shards ({shards:.0%})"
+    return f"the CPU ({cpu:.0%})" if cpu > NEARLY else ""
 
 
 class DemoRecords:

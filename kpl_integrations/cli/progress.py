@@ -33,7 +33,10 @@ class _Pace(ProgressColumn):
 
 
 def _done(task: Task) -> str:
-    """Return such as "1,200 of 5,000 records, 310 records/s"; bytes are in MiB, with the lines that they have."""
+    """Return such as "1,200 of 5,000 records, 310 records/s"; bytes are in MiB, with the lines or records they have.
+
+    A task of records may have a field `bytes`, those of what is done, and `limited_by`, what limits it now.
+    """
     unit, speed = task.fields["unit"], task.finished_speed or task.speed
     if unit == "bytes":
         done, unit, numbers = task.completed / MIB, "MiB", ",.1f"
@@ -42,8 +45,22 @@ def _done(task: Task) -> str:
         done, total, numbers = task.completed, task.total, ",.0f"
     of = "" if total is None else f" of {total:{numbers}}"
     pace = "" if speed is None else f", {speed:{numbers}} {unit}/s"
-    lines = f"{task.fields['lines']:,} lines, " if "lines" in task.fields else ""
-    return f"{lines}{done:{numbers}}{of} {unit}{pace}"
+    counted = "".join(f"{task.fields[word]:,} {word}, " for word in ("lines", "records") if word in task.fields)
+    limited = f", limited by {task.fields['limited_by']}" if task.fields.get("limited_by") else ""
+    return f"{counted}{done:{numbers}}{of} {unit}{pace}{_size(task)}{limited}"
+
+
+def _size(task: Task) -> str:
+    """Return how many MiB the records have that are done, and how many a second if that is known."""
+    if not task.fields.get("bytes") or not task.completed:
+        return ""
+    size, per_second = task.fields["bytes"] / MIB, _bytes_per_second(task)
+    return f", {size:,.1f} MiB" + ("" if per_second is None else f", {per_second / MIB:,.1f} MiB/s")
+
+
+def _bytes_per_second(task: Task) -> float | None:
+    speed = task.finished_speed or task.speed
+    return None if speed is None or not task.completed else speed * task.fields["bytes"] / task.completed
 
 
 class ProgressLines(Progress):
@@ -79,9 +96,14 @@ def _fields(task: Task) -> dict[str, object]:
         **{name: value for name, value in task.fields.items() if name != "unit"},
         task.fields["unit"]: task.completed,
         "total": task.total,
-        "per_second": None if speed is None else round(speed, 1),
+        "per_second": _rounded(speed),
+        **({"bytes_per_second": _rounded(_bytes_per_second(task))} if "bytes" in task.fields else {}),
         "seconds_left": task.time_remaining,
     }
+
+
+def _rounded(per_second: float | None) -> float | None:
+    return None if per_second is None else round(per_second, 1)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from botocore.exceptions import ClientError
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from rich.text import Text
 
 from kpl_core import UserRecord, decode
@@ -27,6 +28,7 @@ from kpl_core.paging import PageTokens
 from kpl_core.records.hash_key import hash_key_of
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import ExitCode, until_signal
+from kpl_integrations.cli.progress import progress
 from kpl_integrations.cli.terminal import note, printable, results
 
 # A shard allows five reads a second for all its consumers together; at its end this reader uses two.
@@ -51,6 +53,9 @@ class TailCommand:
     def __post_init__(self) -> None:
         self._left = self.limit
         self._console: Console | None = None if self.as_json else results()
+        self._bars: Progress | None = None
+        self._shown = TaskID(0)
+        self._read_records = self._read_bytes = 0
 
     async def run(self) -> ExitCode:
         """Read until Ctrl-C, the limit, or the end of the stream without --follow; each of them is status 0."""
@@ -67,8 +72,11 @@ class TailCommand:
                 start="TRIM_HORIZON" if self.from_start else "LATEST",
                 follow=self.follow,
             )
+            # On a terminal the records themselves show how far it is; in a file or a pipe they do not.
             try:
-                await reader.run(started=lambda: self._note_start(connection))
+                with progress(as_json=False, hidden=sys.stdout.isatty() or not sys.stderr.isatty()) as bars:
+                    self._bars, self._shown = bars, bars.add_task("read", total=None, unit="bytes", records=0)
+                    await reader.run(started=lambda: self._note_start(connection))
             finally:
                 if reader.dropped_records:
                     note(
@@ -91,6 +99,10 @@ class TailCommand:
             for record in records:
                 self._console.print(_as_text(record), soft_wrap=True)
         sys.stdout.flush()
+        self._read_records += len(records)
+        self._read_bytes += sum(len(record.data) for record in records)
+        if self._bars is not None:
+            self._bars.update(self._shown, completed=self._read_bytes, records=self._read_records)
         return self._left is None or self._left > 0
 
 

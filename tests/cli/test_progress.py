@@ -2,18 +2,25 @@
 
 import io
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from kpl_core.options.kinesis_limits import MIB
+from kpl_integrations.cli.demo import limiting
 from kpl_integrations.cli.options import ProgressWanted
 from kpl_integrations.cli.progress import FIRST_SECONDS, LINE_SECONDS, ProgressLines, progress
 from kpl_integrations.cli.terminal import Figure, print_figures
-from tests.support.kpl_process import in_a_terminal, without_escape_codes
+from tests.support.kpl_process import in_a_terminal, run, without_escape_codes
+from tests.support.running_program import PACKAGES
 
 Kpl = Callable[..., Any]
 
@@ -67,6 +74,65 @@ def test_with_json_a_line_is_an_object(capsys: pytest.CaptureFixture[str]) -> No
         "per_second": 500_000.0,
         "seconds_left": 19,
     }
+
+
+def test_records_have_their_bytes_a_second_and_what_limits_them(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines, objects = ProgressLines(as_json=False, clock=clock), ProgressLines(as_json=True, clock=clock)
+    for each in (lines, objects):
+        clock.now = 0.0
+        each.get_time = clock
+        task = each.add_task("drain", total=1_000, unit="records", bytes=0, limited_by="")
+        for second in range(1, 5):
+            clock.now = float(second)
+            each.update(task, completed=100 * second, bytes=second * MIB, limited_by="the CPU (93%)")
+    line, text = capsys.readouterr().err.splitlines()
+    # The first line comes after two seconds, when the second step has no rate of its own yet.
+    assert re.fullmatch(
+        r"drain: 200 of 1,000 records, 100 records/s, 2\.0 MiB, 1\.0 MiB/s, limited by the CPU \(93%\), 8 s left", line
+    )
+    found = json.loads(text)
+    assert (found["records"], found["bytes"], found["bytes_per_second"]) == (200, 2 * MIB, MIB)
+    assert found["limited_by"] == "the CPU (93%)"
+
+
+@pytest.mark.parametrize(
+    ("shards", "cpu", "shown"),
+    [(0.9, 0.95, "the shards (90%)"), (0.5, 0.95, "the CPU (95%)"), (0.5, 0.5, ""), (0.0, 0.0, "")],
+)
+def test_the_demo_shows_what_limits_it(shards: float, cpu: float, shown: str) -> None:
+    assert limiting(shards, cpu) == shown
+
+
+def test_a_tail_into_a_file_shows_on_the_terminal_what_it_has_read(stream) -> None:
+    stream.store(*[(f"{number}", None, b"x" * 1_000) for number in range(300)])
+    for wanted, more in ((True, ()), (False, ("--quiet",))):
+        status, out, shown = with_stderr_on_a_terminal("tail", *stream.address, "--from-start", "--no-follow", *more)
+        assert (status, out.count("xxx\n")) == (0, 300), shown
+        assert bool(re.search(r"300 records, 0\.3 MiB", shown)) is wanted, shown
+
+
+def test_a_tail_on_a_terminal_or_into_pipes_shows_only_the_records(stream) -> None:
+    stream.store(("key", None, b"a record"))
+    arguments = ("tail", *stream.address, "--from-start", "--no-follow")
+    assert "MiB" not in without_escape_codes(in_a_terminal(*arguments).out)
+    assert run(*arguments).err == ""
+
+
+def with_stderr_on_a_terminal(*arguments: str) -> tuple[int, str, str]:
+    """Run a command with stdout in a pipe; return its status, its output, and what the terminal received."""
+    terminal, slave = pty.openpty()
+    command = [sys.executable, "-m", "kpl_integrations.cli", *arguments]
+    variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "PYTHONPATH": PACKAGES}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, text=True, env=variables) as process:
+        os.close(slave)
+        out, _ = process.communicate(timeout=30)
+    shown = b""
+    with suppress(OSError):  # the last process of the terminal has ended
+        while chunk := os.read(terminal, 65_536):
+            shown += chunk
+    os.close(terminal)
+    return process.returncode, out, without_escape_codes(shown.decode())
 
 
 def test_what_is_quiet_or_hidden_shows_nothing(
@@ -131,6 +197,7 @@ def test_a_terminal_shows_no_bar_if_it_is_not_wanted(stream, tmp_path):
     "command",
     [
         ("put",),
+        ("tail",),
         ("demo",),
         ("dlq", "redrive"),
         ("dlq", "purge"),

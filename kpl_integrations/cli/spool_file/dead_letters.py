@@ -177,6 +177,8 @@ async def redrive(
 ) -> ExitCode:
     """Send the matching letters again, critical ones first; delivered letters leave the file."""
     last = RedriveProgress(0, 0, 0, 0)
+    # Of the letters that have a result.
+    done_bytes = 0
 
     async def work() -> None:
         nonlocal last
@@ -188,14 +190,18 @@ async def redrive(
             connection = await Connection.to_stream(stream, region=region, endpoint_url=endpoint_url)
             async with Producer(connection.producer_config(), session=connection.session) as producer:
                 with progress(as_json=as_json) as bar:
-                    shown = bar.add_task("redrive", total=None, unit="letters")
+                    shown = bar.add_task("redrive", total=None, unit="letters", bytes=0)
 
                     def show(now: RedriveProgress) -> None:
                         nonlocal last
                         last = now
-                        bar.update(shown, total=now.total, completed=sum(now[1:]))
+                        bar.update(shown, total=now.total, completed=sum(now[1:]), bytes=done_bytes)
 
-                    redriver = Redriver(queue, _put_into(producer), _pace(rate))
+                    def count(size_bytes: int) -> None:
+                        nonlocal done_bytes
+                        done_bytes += size_bytes
+
+                    redriver = Redriver(queue, _put_into(producer, count), _pace(rate))
                     last = await redriver.redrive(wanted, on_progress=show)
 
     try:
@@ -224,11 +230,19 @@ async def _first_stream(queue: DeadLetterQueue, spool: AsyncSpool, wanted: Lette
     return None
 
 
-def _put_into(producer: Producer) -> Callable[[SpooledRecord, Callable[[RecordResult], None]], None]:
+def _put_into(
+    producer: Producer, count: Callable[[int], object]
+) -> Callable[[SpooledRecord, Callable[[RecordResult], None]], None]:
+    """Return what puts a letter; `count` gets the bytes of key and data of each that has its result."""
+
     def put(record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> None:
+        def counted(result: RecordResult) -> None:
+            count(len(record.partition_key.encode()) + len(record.data))
+            finished(result)
+
         letter = UserRecord(record.partition_key, record.data, record.explicit_hash_key, tier=record.tier)
         delivery = producer.internal.put_record_nowait(record.stream, letter)
-        call_when_finished(delivery, finished)
+        call_when_finished(delivery, counted)
 
     return put
 

@@ -167,9 +167,9 @@ async def drain(
             letters = producer.dead_letters
             assert letters is not None  # noqa: S101 - its configuration has them
             with progress(as_json=as_json) as bar, anyio.move_on_after(timeout):
-                shown = bar.add_task("drain", total=found.records, unit="records")
+                shown = bar.add_task("drain", total=found.records, unit="records", bytes=0)
                 try:
-                    await _until_empty(letters.spool, totals, bar, shown)
+                    await _until_empty(letters.spool, found.record_bytes, totals, bar, shown)
                 finally:
                     damaged = letters.spool.statistics().damaged_records
             await producer.close(timeout=0.5)
@@ -193,11 +193,11 @@ def _first_record(path: Path) -> tuple[SpoolStatistics, SpooledRecord | None]:
         return spool.statistics(), claimed[0].record if claimed else None
 
 
-async def _until_empty(spool: Spool, totals: RequestTotals, bar: Progress, shown: TaskID) -> None:
-    """Wait until each record that is not damaged has left the spool."""
+async def _until_empty(spool: Spool, found_bytes: int, totals: RequestTotals, bar: Progress, shown: TaskID) -> None:
+    """Wait until each record that is not damaged has left the spool, which had `found_bytes` at the beginning."""
     is_noted = False
     while (left := (now := spool.statistics()).records - now.damaged_records) > 0:
-        bar.update(shown, completed=now.confirmed_records)
+        bar.update(shown, completed=now.confirmed_records, bytes=max(0, found_bytes - now.record_bytes))
         if totals.failing is None:
             is_noted = False
         elif not is_noted and anyio.current_time() - totals.failing[1] > PATIENCE_SECONDS:
