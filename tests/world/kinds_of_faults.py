@@ -112,6 +112,8 @@ BURST, STARTS = 1.1, 1.15
 # Intervals. A lost report is repeated after 1.1 at most, and a plan comes 0.55 later (`lease_table.GAP_INTERVALS`).
 # Each takes some calls, and another loss may come meanwhile.
 REPORTED = 2.5
+# The same where another loss comes before the report that the first one has cost.
+REPORTED_AGAIN = 4.0
 # A worker that begins with a resource has what its plan gives newcomers. If the report that says so is lost, the second
 # plan after that one no longer reserves it; the report is repeated after the next read of the plan.
 UNREPORTED, UNTIL_REPEATED = 1.1, 1.0
@@ -130,7 +132,7 @@ KINDS: dict[str, Kind] = {
     "pauses": Kind(1.0, BURST, events=(_pause,)),
     # What cannot hold: the others take a worker without a word for two intervals for dead, and it still has its share.
     "pauses longer than a lease": Kind(2.5, 2.5, 8.0, events=(_long_pause,)),
-    "a store that loses its last writes": Kind(1.6, 1.3, REPORTED, events=(_lose_writes,)),
+    "a store that loses its last writes": Kind(1.7, 1.3, REPORTED_AGAIN, events=(_lose_writes,)),
     "flush and garbage": Kind(2.5, 1.8, REPORTED, events=(_flush, _garble)),
     # Here no shard throttles; a worker that is cut off lowers its share while one does.
     "a cut": Kind(3.0, 3.0, 20.0, events=(_cut,)),
