@@ -23,6 +23,7 @@ SPOOL_DEFAULTS: Final[dict[str, Any]] = {"spool_mode": "write_ahead", "spool_fai
 _LEAST_ADMIN_KEY: Final = 16
 # What a browser sends as Origin (RFC 6454, section 7), and a slash that people add. A page in a file has "null".
 _ORIGIN: Final = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@*\s]+/?")
+_PAGE: Final = re.compile(r"https?://[^\s#]+")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?")
 _HOUR: Final = 3_600
 _DAY: Final = 86_400
@@ -36,6 +37,12 @@ def _require_origins(name: str, value: str) -> None:
                 f"https://shop.example,http://localhost:3000, or * for every page"
             )
             raise ConfigError(message)
+
+
+def _require_page(name: str, value: str) -> None:
+    if _PAGE.fullmatch(value) is None:
+        message = f"{name} is {value!r}; give the http or https address of the page, without a # and what follows it"
+        raise ConfigError(message)
 
 
 def _require_key(name: str, key: Secret) -> None:
@@ -131,6 +138,10 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: Annotated[
         Secret | None,
         Option("The key for the figures of all tenants; None: no administrator.", secret=True, check=_require_key),
+    ] = None
+    runbook_url: Annotated[
+        str | None,
+        Option("The page that the cards of the dashboard link to; None: no links.", check=_require_page),
     ] = None
     default_ack: Annotated[Ack, Option("The acknowledgement of tenants and requests that select none.")] = "queued"
     idempotency_keys: Annotated[

@@ -233,6 +233,17 @@ def test_the_dashboard_answers_the_four_questions_of_an_operator(
     page.close()
 
 
+def test_each_card_links_to_its_section_of_the_runbook(browser: Browser, serve: Serve) -> None:
+    gateway = serve("--local", KPL_INGEST_RUNBOOK_URL="https://wiki.example/runbook")
+    page, _ = _looked_at(browser, gateway.url)
+    links = page.locator("h2 a.help")
+    expect(links).to_have_count(page.locator("h2").count())
+    expect(links.first).to_have_attribute(
+        "href", "https://wiki.example/runbook#records-are-lost-user-records-of-stream-were-not-delivered"
+    )
+    expect(links.first).to_have_accessible_name("What to do: Is anything lost?")
+
+
 def test_the_time_range_is_changed_with_the_keyboard(browser: Browser, serve: Serve) -> None:
     page, _ = _looked_at(browser, serve("--local").url)
     expect(page.locator("#rates")).to_contain_text("5 min ago")

@@ -119,3 +119,10 @@ def test_the_python_on_a_page_prints_what_its_comments_promise(
     assert ended.returncode == 0, ended.stderr
     promised = [line for code in programs for line in re.findall(r"print\(.*\)  # (.+)$", code, re.MULTILINE)]
     assert [line for line in promised if line not in ended.stdout.splitlines()] == []
+
+
+def test_each_card_of_the_dashboard_names_a_section_of_the_runbook() -> None:
+    page = (ROOT / "kpl_integrations" / "ingest" / "dashboard" / "page.html").read_text(encoding="utf-8")
+    titles = re.findall(r"<h2( data-section=\"([^\"]+)\")?>", page)
+    assert len(titles) > 10
+    assert {section for _, section in titles} <= _anchors(ROOT / "docs" / "runbook.md")

@@ -7,6 +7,7 @@ history that a watcher gets first; less often where that takes more than 1 % of 
 
 import base64
 import hashlib
+import html
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -58,7 +59,7 @@ class Dashboard:
         key = opened.settings.admin_key
         self._session = None if key is None else DashboardSession(key.reveal())
         self._attempts = opened.login_attempts
-        self._page = _Page("page.html")
+        self._page = _Page("page.html", runbook_url=opened.settings.runbook_url or "")
         self._login = _Page("login.html")
         self._board = Board()
         self._latest = b""
@@ -219,8 +220,9 @@ class Dashboard:
 class _Page:
     """An HTML file of this package, and the policy that allows only its own script and style."""
 
-    def __init__(self, name: str) -> None:
-        self.html = files(__package__).joinpath(name).read_bytes()
+    def __init__(self, name: str, *, runbook_url: str = "") -> None:
+        runbook = f'data-runbook="{html.escape(runbook_url)}"'
+        self.html = files(__package__).joinpath(name).read_bytes().replace(b'data-runbook=""', runbook.encode())
         script, style = (_source(self.html, tag) for tag in (b"script", b"style"))
         self.policy = b"; ".join(
             (
@@ -237,8 +239,8 @@ class _Page:
         )
 
 
-def _source(html: bytes, tag: bytes) -> bytes:
-    _, found, rest = html.partition(b"<" + tag + b">")
+def _source(page: bytes, tag: bytes) -> bytes:
+    _, found, rest = page.partition(b"<" + tag + b">")
     if not found:
         return b"'none'"
     digest = hashlib.sha256(rest.partition(b"</" + tag + b">")[0]).digest()

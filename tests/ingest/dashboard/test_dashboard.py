@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from kpl_core import Config, FairnessPolicy
+from kpl_core import Config, ConfigError, FairnessPolicy
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway, load_settings
@@ -287,3 +287,22 @@ async def test_behind_a_tls_proxy_the_cookie_is_secure(scheme: str, is_secure: b
         asking.scope["scheme"] = scheme
         entered = await asking.ask(gateway)
         assert ("; Secure" in entered.headers["set-cookie"]) == is_secure
+
+
+async def test_the_cards_link_to_the_runbook_that_is_configured() -> None:
+    for url, shown in (
+        (None, ""),
+        ('https://wiki.example/r?a=1&b="2"', "https://wiki.example/r?a=1&amp;b=&quot;2&quot;"),
+    ):
+        async with _gateway(OPEN, runbook_url=url) as gateway:
+            page = await Client("GET", "/dashboard").ask(gateway)
+            assert page.status == 200
+            assert f'<body data-runbook="{shown}">' in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    "url", ["wiki.example/runbook", "ftp://wiki.example", "https://wiki.example/#k", "javascript:x"]
+)
+def test_a_runbook_that_is_no_page_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"runbook_url is .*give the http or https address"):
+        load_settings(runbook_url=url)
