@@ -13,6 +13,7 @@ import boto3
 from kpl_core import ReceivedRecord, user_records
 
 LONGEST_KEY_BYTES = 2048  # of DynamoDB
+MOST_DATA_BYTES = 390_000  # of an item with 400 KB
 log = logging.getLogger("orders")
 log.setLevel(logging.INFO)
 dynamodb = boto3.client("dynamodb")
@@ -31,14 +32,15 @@ def id_of(record: ReceivedRecord) -> str | None:
 
 def store(record: ReceivedRecord) -> None:
     """Store a user record, unless its order is stored already."""
-    order_id = id_of(record)
-    if order_id is None:
+    order_id, data = id_of(record), record.data
+    if order_id is None or len(data) > MOST_DATA_BYTES:
         # It would fail each time, and block its shard. So keep it where a person finds it.
         order_id = f"rejected {record.shard_id} {record.sequence_number} {record.sub_sequence_number}"
+        data = data[:MOST_DATA_BYTES]
     try:
         dynamodb.put_item(
             TableName=table,
-            Item={"id": {"S": order_id}, "customer": {"S": record.partition_key}, "data": {"B": record.data}},
+            Item={"id": {"S": order_id}, "customer": {"S": record.partition_key}, "data": {"B": data}},
             ConditionExpression="attribute_not_exists(id)",
         )
     except dynamodb.exceptions.ConditionalCheckFailedException:

@@ -96,6 +96,8 @@ class Reaggregator:
         """
         notes = detached.outcome.notes
         note = None if notes is None else notes.get(detached.index)
+        if note is not None and note.is_alone:
+            return True
         if self.travels_alone(detached.user_record, detached.user_record.flow if note is None else note.flow):
             return True
         if detached.history is None or not self._shard_map.refresh_wanted:

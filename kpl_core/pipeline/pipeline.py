@@ -134,6 +134,9 @@ class StreamPipeline:
         if not self._is_direct:
             return self._put_each(records, position, end, now, handles)
         limit = self._buffer_limit
+        if self._output.has_closed:
+            # Something else than a put has closed a record, such as a new shard map.
+            self._attend(now)
         while position < end:
             room = limit.free_records, limit.free_bytes
             reached, taken = self._placement.place_run(records, (position, end), now, _ANY_PUT, room, handles)
@@ -226,7 +229,8 @@ class StreamPipeline:
             self.write_ahead.left(detached)
         if is_stored:
             notes = detached.outcome.notes
-            detached.outcome.notes = {0: Note(None if notes is None else notes[0].flow, "write_ahead")}
+            note = Note(None) if notes is None else notes[0]
+            detached.outcome.notes = {0: note._replace(origin="write_ahead")}
         self._enter(detached, self.stages.shard_of(detached.user_record), now)
         detached.outcome.wake()
         return self._delivery(detached.outcome, 0)
@@ -248,9 +252,12 @@ class StreamPipeline:
         if disk is not None and terms.straight:
             disk.state.bypassed += end - position
         elif disk is not None and terms.keep:
+            note = terms.note()
             for at in range(position, end):
                 record = replace(UserRecord(*run[at]), flow=terms.flow, tier=terms.tier)
                 handle = self._write_first(record, disk, now, durable=terms.durable)
+                if note is not None:
+                    handle.remark(note)
                 if handles is not None:
                     handles.set(at, handle)
             return

@@ -204,9 +204,9 @@ class GroupTerms(NamedTuple):
 
     def note(self) -> Note | None:
         """Return what a record of this run remembers until its end, None if there is nothing."""
-        if self.flow is None and self.keep:
+        if self.flow is None and self.keep and self.aggregate:
             return None
-        return Note(self.flow, None if self.keep else "caller")
+        return Note(self.flow, None if self.keep else "caller", is_alone=not self.aggregate)
 
 
 class FairQueueing(Protocol):

@@ -203,10 +203,10 @@ class InternalProducer:
     ) -> Deliveries:
         """Accept all user records of one flow and tier now, or none of them; needs `Config.fairness`.
 
-        `flow` and `tier` hold for all; those of the records do not count. Without `aggregate` each travels in a
-        Kinesis record of its own. They do not spill to a spool: without room the call raises. Without `keep` a record
-        that is not delivered has failed, and no disk stores it: for a caller that then puts it again. With `durable`
-        none goes straight to Kinesis while the spool cannot store.
+        `flow` and `tier` hold for all; those of the records, and their metadata, do not count. Without `aggregate` each
+        travels in a Kinesis record of its own. They do not spill to a spool: without room the call raises. Without
+        `keep` a record that is not delivered has failed, and no disk stores it: for a caller that then puts it again.
+        With `durable` none goes straight to Kinesis while the spool cannot store.
 
         Raises:
             TypeError, InvalidUserRecord: one can never be accepted.

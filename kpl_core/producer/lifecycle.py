@@ -436,6 +436,7 @@ class Lifecycle:
         return msgspec.structs.replace(
             report,
             accepted=report.accepted + store.found_records + store.found_letters,
+            found=store.found_records + store.found_letters,
             spooled=report.spooled + store.found_records - store.moved,
             dead_lettered=report.dead_lettered + store.found_letters + store.moved,
         )

@@ -23,6 +23,8 @@ class ProducerReport(msgspec.Struct, frozen=True, kw_only=True):
     buffered: int
     # Key and data of what is buffered.
     buffered_bytes: int
+    # Those of the accepted ones that the files of the producer held when it was entered.
+    found: int = 0
     # A flush: everything put before it is final. A close: nothing had to be given up.
     complete: bool
 
@@ -33,8 +35,8 @@ class ProducerReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_delivered(self) -> bool:
-        """Return True if Kinesis has stored every accepted record: none failed, is buffered or is kept on disk."""
-        return self.delivered == self.accepted
+        """Return True if none failed or is buffered, and no more are kept on disk than were found there."""
+        return not self.failed_total and not self.buffered and self.spooled + self.dead_lettered <= self.found
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.failed.items()))

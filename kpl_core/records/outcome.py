@@ -24,6 +24,8 @@ class Note(NamedTuple):
 
     flow: str | None
     origin: Origin | None = None
+    # It was put without aggregation, and stays so.
+    is_alone: bool = False
 
 
 class History(msgspec.Struct, eq=False):

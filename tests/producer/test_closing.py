@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kpl_core import Delivery, ProducerClosed
+from kpl_core import Delivery, ProducerClosed, ProducerReport
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang, RecordError, When
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.support.producer_scene import (
@@ -272,6 +272,21 @@ async def test_a_close_after_which_all_is_delivered_logs_nothing(caplog):
         put(orders, 10)
     assert orders.report().all_delivered
     assert not [record for record in caplog.records if "closed" in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_well"),
+    [
+        ({}, True),
+        ({"spooled": 3, "dead_lettered": 2, "found": 5, "delivered": 5}, True),
+        ({"spooled": 3, "dead_lettered": 3, "found": 5, "delivered": 4}, False),
+        ({"failed": {"Expired": 1}, "found": 1, "delivered": 9}, False),
+        ({"buffered": 1, "found": 1, "delivered": 9}, False),
+    ],
+)
+def test_what_a_file_held_before_is_no_loss_of_this_process(counts, is_well):
+    given = {"accepted": 10, "delivered": 10, "failed": {}, "buffered": 0, "buffered_bytes": 0, "complete": True}
+    assert ProducerReport(**given | counts).all_delivered is is_well
 
 
 async def test_a_close_without_an_end_waits_for_everything():

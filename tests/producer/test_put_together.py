@@ -134,6 +134,19 @@ async def test_what_waits_of_a_flow_without_aggregation_travels_alone_when_its_t
     assert len({result.sequence_number for result in results}) == 1_500
 
 
+async def test_records_without_aggregation_stay_so_whatever_their_flow_puts_afterwards():
+    async with Producer(fair(), transport=service()) as producer:
+        _ = await producer.internal.put_together_nowait(STREAM, records(1), flow="t")[0]
+        group = producer.internal.begin_group(STREAM, records(1_500), flow="t", aggregate=False)
+        group.step()
+        _ = producer.internal.put_together_nowait(STREAM, records(1), flow="t")
+        group.finish()
+        _ = producer.internal.put_together_nowait(STREAM, records(1), flow="t")
+        assert producer.statistics()[STREAM].queueing > 0
+        results = [await delivery for delivery in group.deliveries]
+    assert len({result.sequence_number for result in results}) == 1_500
+
+
 # The disk is a thread of its own: virtual time would run away while it writes.
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_written_ahead_they_are_in_the_spool_before_they_are_acknowledged(tmp_path: Path):

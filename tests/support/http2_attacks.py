@@ -94,6 +94,13 @@ def answers_wait(*frames: bytes) -> Callable[[int], bytes]:
     return lambda size: START + settings_of(0) + asked + one * max(1, (size - len(asked)) // len(one))
 
 
+def growing_windows(size: int) -> bytes:
+    """Let a hundred answers go on by a byte each, again and again."""
+    settings = b"".join(settings_of(1 + number) for number in range(size // 15))
+    asked = b"".join(request(1 + 2 * number, "GET", "/openapi.json") for number in range(100))
+    return START + settings_of(0) + asked + settings
+
+
 def many_fields(size: int) -> bytes:
     """Return heads of 520 fields, a byte each."""
     fields = block() + b"\x90" * 520
@@ -126,6 +133,7 @@ ATTACKS = [
     Attack("requests beyond the most", in_streams(lambda n: frame(HEADERS, block(), flags=4, stream=n)), BROKEN),
     Attack("a window of a byte", answers_wait(frame(WINDOW_UPDATE, WINDOW)), CALM),
     Attack("SETTINGS beside answers", answers_wait(*(settings_of(size) for size in (0, 1))), CALM),
+    Attack("one-byte windows by SETTINGS", growing_windows, CALM),
     Attack("many fields", many_fields, CALM),
     Attack("DATA behind a request", after_the_answer, CALM),
     Attack("DATA beyond the window", beyond_the_window, ErrorCodes.FLOW_CONTROL_ERROR),

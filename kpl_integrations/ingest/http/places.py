@@ -34,14 +34,15 @@ class PlacedConnection(Protocol):
 class ConnectionPlaces:
     """The open connections of one server without valid credentials, by their transports, the oldest first.
 
-    `reserves`: connections are reserved for clients with valid credentials. `http_2_requests` counts the requests over
-    HTTP/2 that run, of all clients: a connection may have many.
+    `reserves`: connections are reserved for clients with valid credentials. A connection over HTTP/2 may have many
+    requests, so they are counted: `http_2_requests` that run, `unverified_streams` of connections without verified
+    credentials, and `unsent_bytes` of answers that wait for their clients.
     """
 
     def __init__(self, *, reserves: bool = True) -> None:
         self.reserves = reserves
         self.unverified: dict[asyncio.BaseTransport, PlacedConnection] = {}
-        self.http_2_requests = 0
+        self.http_2_requests = self.unverified_streams = self.unsent_bytes = 0
 
     def take(self, connection: PlacedConnection, open_connections: int, limit: int | None) -> None:
         """Give a new connection a place. Of so many open ones, itself included, at most `limit` may be."""

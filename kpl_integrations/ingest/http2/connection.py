@@ -6,8 +6,8 @@ first bytes. Each request is a task that calls the same application.
 - Frames are counted before they are parsed (`frame_bounds.py`). A client that sends too much, or what is no HTTP/2, is
   told so in a GOAWAY frame with RFC 9113's code, and its connection ends. So does one with a malformed request, which
   RFC 9113 (section 5.4.1) allows.
-- A client may have `MOST_STREAMS` requests in progress. One that it has reset counts until its task has ended. Fewer
-  run (`_may_run`) while no credentials were verified or many others run; the rest wait, and no task is theirs.
+- A client may have a hundred requests in progress. One that it has reset counts until its task has ended. Fewer run
+  while no credentials were verified or many others run (`share.py`); the rest wait, and no task is theirs.
 - An answer whose client does not take it waits without a task (`sending.py`).
 - Bytes of bodies that no request has taken are bounded by the windows. What a request takes is given back.
 - The first frames, a header block and an idle connection have the same time limits as in HTTP/1.1.
@@ -50,14 +50,11 @@ from kpl_integrations.ingest.http2.frames import (
 )
 from kpl_integrations.ingest.http2.heads import Fields, bad_target, has_missing_body, scope_of
 from kpl_integrations.ingest.http2.sending import SEND_SECONDS, AnswerSender
+from kpl_integrations.ingest.http2.share import MOST_STREAMS, ConnectionShare
 from kpl_integrations.ingest.http2.stream import Http2Stream
 from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
-MOST_STREAMS: Final = 100
-"""The most requests in progress on one connection."""
-MOST_UNVERIFIED: Final = 10
-"""The most requests that run at a time on a connection without verified credentials."""
 # In one piece. A request has two or three, each of which takes up to 0.1 ms.
 _MOST_FRAMES: Final = 64
 # The first frames of a client that may bring a probe.
@@ -95,6 +92,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._client = before.client
         self._scope_of_all = before.scope_of_all()
         now = self.loop.time()
+        self._share = ConnectionShare(before.places, before.server.most_connections)
         self._bounds = FrameBounds(before.max_header_bytes, now, self._has_ended)
         self.frames = server_frames(
             before.max_header_bytes,
@@ -107,13 +105,14 @@ class Http2Connection(asyncio.BufferedProtocol):
             is_paused=lambda: self.flow.write_paused,
             sent=self._bounds.earn_for_data,
             ended=self._answered,
+            failed=self.give_up,
+            waits=self._share.waits,
         )
         # The requests until their answers are sent, those that do not run yet, and the tasks of those that run. A
         # request that was reset has a task until that has ended.
         self.streams: dict[int, Http2Stream] = {}
         self._waiting: dict[int, Callable[[], None]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._is_verified = False
         # The instant since which no request is in progress; None: one is. Whether one has been.
         self._idle_since: float | None = now
         self._is_new = True
@@ -213,8 +212,6 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._flush()
             self._close_if_left()
             if self._bounds.head_began_at is not None:
-                # That of an idle connection is later.
-                self._stop_timer()
                 self._start_timer()
 
     def _flush(self) -> None:
@@ -240,6 +237,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.flow.close()
 
     def _end_streams(self) -> None:
+        self._waiting.clear()
         for stream_id in list(self.streams):
             self._drop(stream_id)
 
@@ -251,7 +249,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _begin_request(self, event: RequestReceived) -> None:
         stream_id, has_body = event.stream_id, event.stream_ended is None
-        if len(self.streams.keys() | self._tasks.keys()) >= MOST_STREAMS or self._is_leaving:
+        if self._is_leaving or not self._share.has_place(len(self.streams.keys() | self._tasks.keys())):
             self._reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             return
         fields = dict(event.headers)
@@ -266,21 +264,14 @@ class Http2Connection(asyncio.BufferedProtocol):
             expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
         )
         self.streams[stream_id] = stream
+        self._share.begins()
         if not has_body:
             stream.end_body()
         self._waiting[stream_id] = partial(self._run, stream_id, stream, event.headers)
         self._run_waiting()
 
-    def _may_run(self) -> bool:
-        """Return True if one more request may run. One of each connection always may."""
-        most = self.server.most_connections
-        if most is not None and self.places.http_2_requests >= most:
-            return not self._tasks
-        is_known = self._is_verified or not self.places.reserves
-        return len(self._tasks) < (MOST_STREAMS if is_known else MOST_UNVERIFIED)
-
     def _run_waiting(self) -> None:
-        while self._waiting and self._may_run():
+        while self._waiting and self._share.may_run(len(self._tasks), len(self._sender)):
             self._waiting.pop(next(iter(self._waiting)))()
 
     def _run(self, stream_id: int, stream: Http2Stream, headers: Fields) -> None:
@@ -336,9 +327,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Forget a request that nobody waits for any more. Returns it if it was in progress."""
         stream = self.streams.pop(stream_id, None)
         if stream is not None:
+            self._share.ends()
             self._waiting.pop(stream_id, None)
             self._sender.drop(stream_id)
             stream.client_gone()
+            self._run_waiting()
             self._note_idle()
         return stream
 
@@ -350,7 +343,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self.frames.encoder.header_table_size > MOST_TABLE_BYTES:
             self.frames.encoder.header_table_size = MOST_TABLE_BYTES
         if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
-            self._sender.windows_changed(self.loop.time())
+            now = self.loop.time()
+            self._bounds.take_for_answers(len(self._sender), now)
+            self._sender.windows_changed(now)
 
     # From the requests
 
@@ -366,8 +361,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Send a part of an answer as the client takes it. What is returned is done when it has taken all."""
         self._sender.send(stream_id, data, self.loop.time(), is_end=end)
         self._flush_soon()
-        if stream_id in self._sender and self._timer is None:
-            self._start_timer()
+        if stream_id not in self._sender:
+            return None
+        if not self._share.may_wait(self._sender.unsent_bytes):
+            self.give_up(stream_id)
+        self._start_timer()
         return None if end else self._sender.taken(stream_id)
 
     def send_continue(self, stream_id: int) -> None:
@@ -390,17 +388,19 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.server.shared.total_requests += 1
         self._bounds.earn(TOKENS_PER_ANSWER)
         stream = self.streams.pop(stream_id, None)
+        if stream is not None:
+            self._share.ends()
         if stream is not None and stream.more_body:
             # It need not send the rest (RFC 9113, section 8.1).
             self._reset_stream(stream_id, ErrorCodes.NO_ERROR)
+        self._run_waiting()
         self._note_idle()
 
     def _note_idle(self) -> None:
         if not self.streams:
             self._idle_since = self.loop.time()
             self._close_if_left()
-            if self._timer is None:
-                self._start_timer()
+            self._start_timer()
 
     # Bounds
 
@@ -414,9 +414,8 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _verified(self) -> None:
         self.places.keep(self)
-        if not self._is_verified:
-            self._is_verified = True
-            self._run_waiting()
+        self._share.verify(len(self.streams))
+        self._run_waiting()
 
     def _note(self, tenant: Tenant | None) -> bool:
         """Note the tenant of a request; None: its credentials are not verified. Return True: it is not refused."""
@@ -435,9 +434,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         return self._idle_since + (self._header_seconds if self._is_new else self.server.keep_alive_seconds)
 
     def _start_timer(self) -> None:
+        """Look at the time when something may end, unless that is done before. Then it is asked again."""
         at = self._ends_at()
-        if at is not None and not self.transport.is_closing():
-            self._timer = self.loop.call_at(at, self._look_at_time)
+        if at is None or self.transport.is_closing() or (self._timer is not None and self._timer.when() <= at):
+            return
+        self._stop_timer()
+        self._timer = self.loop.call_at(at, self._look_at_time)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -450,9 +452,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         if at is None or self.transport.is_closing() or self.flow.is_held:
             return
         if now < at:
-            self._timer = self.loop.call_at(at, self._look_at_time)
+            self._start_timer()
         elif overdue := self._sender.overdue(now):
-            _log.info("answers are aborted: their client took nothing of them for %g s", SEND_SECONDS)
+            _log.info("answers are aborted: their client took nearly nothing of them for %g s", SEND_SECONDS)
             for stream_id in overdue:
                 self.give_up(stream_id)
             self._start_timer()

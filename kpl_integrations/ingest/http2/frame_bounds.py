@@ -31,6 +31,8 @@ TOKENS_PER_ANSWER: Final = 4.0
 _TOKENS_PER_DATA, _DATA_BYTES = 2.0, 4_096
 # A request of a browser or of an SDK has 10 to 30 fields.
 _FIELDS_PER_TOKEN: Final = 16
+# Those that new settings let go on, perhaps by a byte each.
+_ANSWERS_PER_TOKEN: Final = 4
 # No setting of ours allows more (RFC 9113, section 4.2).
 _MOST_FRAME_BYTES: Final = 16_384
 
@@ -75,6 +77,10 @@ class FrameBounds:
     def earn_for_data(self, size_bytes: int) -> None:
         """Give tokens for so many bytes of an answer."""
         self.earn(_TOKENS_PER_DATA * size_bytes / _DATA_BYTES)
+
+    def take_for_answers(self, count: int, now: float) -> None:
+        """Take the tokens of new settings, for which so many answers are looked at; raises `TooMuch`."""
+        self._take_tokens(count // _ANSWERS_PER_TOKEN, now)
 
     def take_for_fields(self, fields: int, now: float) -> None:
         """Take the tokens of a header block; raises `TooMuch`."""

@@ -13,7 +13,8 @@ from h2.connection import H2Connection
 from h2.exceptions import ProtocolError
 
 SEND_SECONDS: Final = 30.0
-"""A client that takes nothing of an answer for so long does not get the rest."""
+"""A client that takes less than `LEAST_BYTES` of an answer in this time does not get the rest."""
+LEAST_BYTES: Final = 1_024
 _MOST_FRAME_BYTES: Final = 16_384
 # What is given to the transport at once. It then says whether the client reads.
 _FLUSH_BYTES: Final = 65_536
@@ -22,13 +23,14 @@ _FLUSH_BYTES: Final = 65_536
 class _Unsent:
     """The rest of an answer, or of a part of one. `is_end`: nothing follows."""
 
-    __slots__ = ("data", "is_end", "since", "taken")
+    __slots__ = ("data", "is_end", "since", "taken", "taken_bytes")
 
     def __init__(self, data: memoryview, now: float, *, is_end: bool) -> None:
         self.data = data
         self.is_end = is_end
-        # The instant since which the client has taken nothing, and who waits until it has taken all.
+        # The instant since which the client has taken so few bytes, and who waits until it has taken all.
         self.since = now
+        self.taken_bytes = 0
         self.taken: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -41,7 +43,8 @@ class AnswerSender:
     """The unsent answers of one connection.
 
     `flush` gives what the library has to the transport, `is_paused` tells whether the client does not read that,
-    `sent` gets the size of each frame and `ended` the stream of each answer that is sent whole.
+    `sent` gets the size of each frame, `ended` the stream of each answer that is sent whole, and `failed` one that
+    cannot be sent. `waits` is told how many bytes more wait here, or fewer; all of them are `unsent_bytes`.
     """
 
     def __init__(
@@ -52,16 +55,24 @@ class AnswerSender:
         is_paused: Callable[[], bool],
         sent: Callable[[int], None],
         ended: Callable[[int], None],
+        failed: Callable[[int], None],
+        waits: Callable[[int], None],
     ) -> None:
         self._frames = frames
         self._flush = flush
         self._is_paused = is_paused
         self._sent = sent
         self._ended = ended
+        self._failed = failed
+        self._waits = waits
+        self.unsent_bytes = 0
         # By stream; the one that has waited for the longest time first.
         self._unsent: dict[int, _Unsent] = {}
         # Those whose own window is not known to be used up, in the order of their turns.
         self._ready: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._unsent)
 
     def __contains__(self, stream_id: int) -> bool:
         return stream_id in self._unsent
@@ -70,6 +81,7 @@ class AnswerSender:
         """Send this, now or later. A stream has one such part at a time."""
         self._unsent[stream_id] = _Unsent(memoryview(data), now, is_end=is_end)
         self._ready[stream_id] = None
+        self._count(len(data))
         self.serve(now)
 
     def taken(self, stream_id: int) -> "asyncio.Future[None] | None":
@@ -102,7 +114,7 @@ class AnswerSender:
                 sent = self._send_frame(stream_id, now)
             except ProtocolError:
                 # The client has reset the stream in the same piece.
-                self.drop(stream_id)
+                self._failed(stream_id)
                 continue
             if sent is None:
                 self._ready = {stream_id: None} | self._ready
@@ -125,11 +137,16 @@ class AnswerSender:
         is_last = len(piece) == len(unsent.data)
         self._frames.send_data(stream_id, piece.tobytes(), end_stream=unsent.is_end and is_last)
         self._sent(len(piece))
-        unsent.data, unsent.since = unsent.data[len(piece) :], now
-        del self._unsent[stream_id]
+        self._count(-len(piece))
+        unsent.data = unsent.data[len(piece) :]
         if not is_last:
-            self._ready[stream_id], self._unsent[stream_id] = None, unsent
+            self._ready[stream_id] = None
+            unsent.taken_bytes += len(piece)
+            if unsent.taken_bytes >= LEAST_BYTES:
+                unsent.since, unsent.taken_bytes = now, 0
+                self._unsent[stream_id] = self._unsent.pop(stream_id)
             return len(piece)
+        del self._unsent[stream_id]
         unsent.wake()
         if unsent.is_end:
             self._ended(stream_id)
@@ -140,7 +157,12 @@ class AnswerSender:
         self._ready.pop(stream_id, None)
         unsent = self._unsent.pop(stream_id, None)
         if unsent is not None:
+            self._count(-len(unsent.data))
             unsent.wake()
+
+    def _count(self, size_bytes: int) -> None:
+        self.unsent_bytes += size_bytes
+        self._waits(size_bytes)
 
     def next_end(self) -> float | None:
         """Return the instant at which an answer has waited for too long, None if none waits."""
@@ -149,5 +171,5 @@ class AnswerSender:
         return None
 
     def overdue(self, now: float) -> list[int]:
-        """Return the streams whose client took nothing of their answers for too long."""
+        """Return the streams whose client took too little of their answers for too long."""
         return [stream_id for stream_id, unsent in self._unsent.items() if unsent.since + SEND_SECONDS <= now]

@@ -10,6 +10,7 @@ from uvicorn.server import ServerState
 
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
+from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http2.connection import Http2Connection
 from kpl_integrations.ingest.settings_sources import load_settings
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
@@ -33,6 +34,7 @@ class Http2Scene:
         self.gateway: IngestGateway = gateway_of(self.transport, directory, record_max_buffered_time_ms=5)
         connection: Any = GatewayConnection.for_gateway(self.gateway, load_settings(**settings))
         self._class = connection
+        self.places: ConnectionPlaces = connection.places
         self._config = uvicorn.Config(
             application or self.gateway,
             http=connection,

@@ -177,3 +177,12 @@ def test_fields_take_tokens_and_bytes_of_answers_give_some():
     bounds.take_for_fields(32, 0.0)
     with pytest.raises(TooMuch):
         bounds.take_for_fields(16, 0.0)
+
+
+def test_new_settings_take_a_token_for_every_four_answers_that_wait():
+    bounds = started()
+    bounds.take_for_answers(3, 0.0)
+    for _ in range(16):
+        bounds.take_for_answers(100, 0.0)
+    with pytest.raises(TooMuch):
+        bounds.take_for_answers(4, 0.0)

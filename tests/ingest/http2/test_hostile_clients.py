@@ -1,17 +1,25 @@
 """Clients that take no answers, or occupy places: what others hear, and how it ends."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from h2.settings import SettingCodes
 
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.http.connection_flow import LINGER_SECONDS
 from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.request_head import SERVER
-from kpl_integrations.ingest.http2.connection import MOST_UNVERIFIED
+from kpl_integrations.ingest.http2.share import (
+    FEW_UNSENT_BYTES,
+    MOST_UNSENT_BYTES,
+    MOST_UNVERIFIED,
+    MOST_UNVERIFIED_STREAMS,
+    ConnectionShare,
+)
 from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, in_virtual_time, talking
 from tests.support.http2_attacks import settings_of
-from tests.support.http2_frames import HEADERS, RST_STREAM, START, frame, frames_of, goaway_code, request
+from tests.support.http2_frames import HEADERS, RST_STREAM, START, frame, frames_of, goaway_code, request, statuses
 
 
 @in_virtual_time
@@ -66,9 +74,8 @@ async def test_few_requests_run_at_a_time_before_credentials_are_verified():
         await asyncio.Event().wait()
 
     async with talking(application) as (scene, talk):
-        talk.write(START)
-        talk.http2.places.reserves = True
-        talk.write(b"".join(request(1 + 2 * number) for number in range(50)))
+        scene.places.reserves = True
+        talk.write(START + b"".join(request(1 + 2 * number) for number in range(50)))
         await asyncio.sleep(0.1)
         assert len(talk.http2.streams) == 50
         assert len(scene.server.tasks) == MOST_UNVERIFIED
@@ -171,3 +178,70 @@ async def test_a_connection_that_became_idle_during_a_pause_keeps_its_own_time()
         assert not talk.wire.closed
         await talk.exchange(2.0)
         assert talk.wire.closed
+
+
+@in_virtual_time
+async def test_an_answer_that_begins_late_has_its_thirty_seconds_too_and_leaves_no_timer():
+    """The timer of an idle connection is later, and each answer that was aborted left one more."""
+    async with talking() as (_, talk):
+        await talk.ask("GET", "/livez")
+        talk.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        await talk.exchange()
+        for _ in range(3):
+            await asyncio.sleep(20.0)
+            talk.client.ask("GET", "/livez")
+            await talk.exchange(29.0)
+            assert talk.http2.streams
+            await talk.exchange(2.0)
+            assert not talk.http2.streams
+        loop: Any = asyncio.get_running_loop()
+        timers = [each for each in loop._scheduled if not each.cancelled() and "_look_at_time" in repr(each)]  # noqa: SLF001
+        assert len(timers) == 1
+
+
+@in_virtual_time
+async def test_unsent_answers_count_among_the_requests_of_a_client_without_credentials():
+    async with talking() as (scene, talk):
+        scene.places.reserves = True
+        talk.write(START + settings_of(0) + b"".join(request(1 + 2 * number) for number in range(30)))
+        await asyncio.sleep(0.1)
+        assert statuses(talk.wire.said) == {1 + 2 * number: 200 for number in range(MOST_UNVERIFIED)}
+        assert scene.places.unverified_streams == 30
+        talk.write(settings_of(1_000))
+        await asyncio.sleep(0.1)
+        assert len(statuses(talk.wire.said)) == 30
+        assert scene.places.unverified_streams == scene.places.unsent_bytes == 0
+
+
+def test_few_streams_of_all_connections_without_credentials_are_in_progress() -> None:
+    places = ConnectionPlaces()
+    share = ConnectionShare(places, None)
+    places.unverified_streams = MOST_UNVERIFIED_STREAMS
+    assert share.has_place(0)
+    assert not share.has_place(1)
+    share.verify(0)
+    assert share.has_place(99)
+    assert not share.has_place(100)
+
+
+def test_few_bytes_of_answers_wait_on_all_connections() -> None:
+    places = ConnectionPlaces()
+    share = ConnectionShare(places, None)
+    share.waits(MOST_UNSENT_BYTES)
+    assert share.may_wait(1_000_000)
+    share.waits(1)
+    assert not share.may_wait(1_000_000)
+    assert share.may_wait(FEW_UNSENT_BYTES)
+
+
+@in_virtual_time
+async def test_an_answer_that_finds_no_room_to_wait_is_reset():
+    async with talking() as (_, talk):
+        talk.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        await talk.exchange()
+        talk.http2.places.unsent_bytes = MOST_UNSENT_BYTES
+        streams = [talk.client.ask("GET", "/openapi.json") for _ in range(20)]
+        await talk.exchange()
+        kept = MOST_UNSENT_BYTES + FEW_UNSENT_BYTES
+        assert MOST_UNSENT_BYTES < talk.http2.places.unsent_bytes <= kept
+        assert 0 < len(talk.http2.streams) < len(streams)

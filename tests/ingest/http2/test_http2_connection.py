@@ -8,8 +8,8 @@ from h2.events import InformationalResponseReceived, StreamReset
 from h2.settings import SettingCodes
 
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.http2.connection import MOST_STREAMS
 from kpl_integrations.ingest.http2.frames import CONNECTION_WINDOW_BYTES
+from kpl_integrations.ingest.http2.share import MOST_STREAMS
 from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, in_virtual_time, talking
 from tests.support.http2_frames import (
     GOAWAY,

@@ -7,7 +7,7 @@ from h2.settings import SettingCodes
 from hypothesis import given, strategies as st
 
 from kpl_integrations.ingest.http2.frames import server_frames
-from kpl_integrations.ingest.http2.sending import SEND_SECONDS, AnswerSender
+from kpl_integrations.ingest.http2.sending import LEAST_BYTES, SEND_SECONDS, AnswerSender
 
 FIELDS = [(":method", "GET"), (":scheme", "http"), (":authority", "x"), (":path", "/")]
 
@@ -29,6 +29,7 @@ class Pair:
             self.server.send_headers(stream, [(":status", "200")])
         self.ended: list[int] = []
         self.sent: list[int] = []
+        self.waits: list[int] = []
         self.is_paused = False
         self.sender = AnswerSender(
             self.server,
@@ -36,6 +37,8 @@ class Pair:
             is_paused=lambda: self.is_paused,
             sent=self.sent.append,
             ended=self.ended.append,
+            failed=self.fail,
+            waits=self.waits.append,
         )
         self.heard = dict.fromkeys(self.streams, b"")
         self.complete: list[int] = []
@@ -46,6 +49,9 @@ class Pair:
                 self.heard[event.stream_id] += event.data
             elif isinstance(event, StreamEnded):
                 self.complete.append(event.stream_id)
+
+    def fail(self, stream: int) -> None:
+        self.sender.drop(stream)
 
     def open(self, size: int, stream: int, now: float = 0.0) -> None:
         self.client.increment_flow_control_window(size, stream or None)
@@ -77,6 +83,7 @@ def test_each_client_gets_all_bytes_in_order_and_none_beyond_its_windows(sizes, 
         allowed[stream] += size
         pair.open(size, stream)
         assert all(len(pair.heard[each]) <= allowed[each] for each in pair.streams)
+        assert sum(pair.waits) == pair.sender.unsent_bytes == sum(sizes) - sum(pair.sent)
         assert sum(map(len, pair.heard.values())) == sum(pair.sent) <= allowed[0]
         left = min(allowed[0] - sum(pair.sent), sum(allowed[each] - len(pair.heard[each]) for each in pair.streams))
         waiting = [each for each in pair.streams if each in pair.sender]
@@ -127,7 +134,10 @@ def test_an_answer_is_overdue_when_its_client_took_nothing_for_so_long() -> None
     pair = Pair(answers=2, window=1)
     first, second = pair.streams
     for stream in pair.streams:
-        pair.sender.send(stream, b"answer", 0.0, is_end=True)
+        pair.sender.send(stream, bytes(5_000), 0.0, is_end=True)
+    pair.open(LEAST_BYTES - 2, first, now=10.0)
+    # Bytes one by one keep no answer.
+    assert sorted(pair.sender.overdue(SEND_SECONDS)) == pair.streams
     pair.open(1, first, now=20.0)
     assert pair.sender.next_end() == SEND_SECONDS
     assert pair.sender.overdue(SEND_SECONDS) == [second]
