@@ -1,4 +1,6 @@
-"""One sync of a worker with the store: read and apply the summary, write the report, sometimes compute a new summary.
+"""One sync of a worker with the store: renew its lease, write its report, sometimes compute a new summary.
+
+The summary has the leases of all workers. A worker renews its own by reading it (`LeaseSync.renew_and_report`).
 
 There is no leader. Any worker that sees an outdated summary claims the next one by a conditional write, reads all
 reports, and writes the summary on the condition that its claim is still current. A worker that was overtaken writes
@@ -90,17 +92,17 @@ class LeaseSync:
         self._due: tuple[Summary | None, str, float] | None = None
 
     async def sync(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """Read and apply the summary, report, and compute the next summary if no other worker does.
+        """Renew the lease from the summary, report, and compute the next summary if no other worker does.
 
         Raises:
             StoreFailed: the store failed; what was applied so far stays applied.
         """
-        await self.read_and_report(clock, wall_clock)
+        await self.renew_and_report(clock, wall_clock)
         await self.compute_if_due(clock)
         await self.writer.remove_old()
 
-    async def read_and_report(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """Read and apply the summary, and report. Then `compute_if_due`.
+    async def renew_and_report(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        """Read the summary, renew the lease from it, and report. Then `compute_if_due`.
 
         Raises:
             StoreFailed: the store failed; what was applied so far stays applied.
@@ -122,9 +124,9 @@ class LeaseSync:
             head = None
         else:
             if head is None or not head.generation:
-                self._holder.apply(None, None, clock(), at=reading.at)
+                self._holder.renew(None, None, clock(), at=reading.at)
             elif part is not None or not head.part_count:
-                self._holder.apply(head, part, clock(), at=reading.at)
+                self._holder.renew(head, part, clock(), at=reading.at)
             self._on_shares()
         if self._conflicts > CONFLICTS_TOLERATED:
             sentence = (
@@ -177,7 +179,7 @@ class LeaseSync:
         return self._part[1]
 
     async def compute_if_due(self, clock: Callable[[], float]) -> None:
-        """Compute the next summary if the last `read_and_report` found it due, and apply it.
+        """Compute the next summary if the last `renew_and_report` found it due, and renew the lease from it.
 
         Raises:
             StoreFailed: the store failed.
@@ -189,7 +191,7 @@ class LeaseSync:
         summary = await self.writer.compute(head, version, at=clock() + offset)
         self.has_read_all = True
         if summary is not None:
-            self._holder.apply(summary, None, clock(), at=summary.computed_at)
+            self._holder.renew(summary, None, clock(), at=summary.computed_at)
             self._on_shares()
 
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:

@@ -294,8 +294,8 @@ class Leaseholder:
 
     # Summaries
 
-    def apply(self, head: Summary | None, part: SummaryPart | None, now: float, *, at: float) -> None:
-        """Apply a summary; None means that the store has none."""
+    def renew(self, head: Summary | None, part: SummaryPart | None, now: float, *, at: float) -> None:
+        """Renew the lease from a summary: take the shares it grants. None means that the store has no summary."""
         was_cut_off = self.state(now) in {"alone", "expired"}
         self._probed = None
         self._was_read_late = now - self._synced_at > COMPUTE_SPACING * self.rules.interval_seconds

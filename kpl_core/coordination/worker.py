@@ -245,7 +245,7 @@ class CoordinationWorker:
         self._usual_seconds = interval * (1.0 - JITTER + 2.0 * JITTER * self._chance())
         try:
             with anyio.fail_after(most_seconds):
-                await self._sync_round.read_and_report(self._clock, self._wall_clock)
+                await self._sync_round.renew_and_report(self._clock, self._wall_clock)
             writer = self._sync_round.writer
             await within_claim(writer, most_seconds, lambda: self._sync_round.compute_if_due(self._clock))
             await remove_within(writer, self._options.store_timeout_seconds, self._on_problem)

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.options.reliability import BreakerPolicy
 from kpl_core.records.user_record import Tier
 

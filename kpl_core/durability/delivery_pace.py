@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.pipeline.token_bucket import TokenBucket
 
 _BURST_SECONDS: Final = 0.1

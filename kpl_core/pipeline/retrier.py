@@ -11,7 +11,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.options.config import Config
 from kpl_core.pipeline.classification import THROTTLED, Action, Case, Row, classify, is_invalid
 from kpl_core.pipeline.ledger import Ledger

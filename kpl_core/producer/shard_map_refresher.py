@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import RequestFailure

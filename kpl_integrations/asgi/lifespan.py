@@ -28,7 +28,7 @@ import msgspec
 
 from kpl_core import Config, ConfigError, Hook, KplError, Producer, ProducerReport
 from kpl_core.background.process_end import begin_last_flushes
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.options.validation import Bound, require_bounds, require_choice
 from kpl_core.transport import KinesisTransport
 from kpl_core.transport.default_transport import default_transport

@@ -51,7 +51,7 @@ from kpl_integrations.ingest.http.request_head import (
 from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.openapi import openapi_document
 from kpl_integrations.ingest.outside_parts import WatchedSink, dead_letter_sink, opentelemetry_metrics
-from kpl_integrations.ingest.parts.watch import PartsWatch
+from kpl_integrations.ingest.readiness.watch import PartsWatch
 from kpl_integrations.ingest.request.kinesis_wire import KinesisRequest, signed_request
 from kpl_integrations.ingest.request.needs import Need, Steps
 from kpl_integrations.ingest.request.otlp import OTLP_PATHS, OtlpRequest

@@ -47,17 +47,6 @@ from kpl_core.background.process_end import (
 from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.background.stderr_report import StderrReport
 from kpl_core.hooks import Fact, RequestCompleted
-from kpl_integrations.otel.encoding import (
-    Piece,
-    compressor,
-    encoder,
-    items_in,
-    keyed_parts,
-    leaves_of,
-    pieces,
-    random_key,
-    trace_keys,
-)
 from kpl_integrations.otel.flushing import global_providers
 from kpl_integrations.otel.options import ExporterArguments, ExporterOptions, MakeTransport, Signal, resolve_options
 from kpl_integrations.otel.sender import (
@@ -71,6 +60,17 @@ from kpl_integrations.otel.sender import (
     TelemetrySender,
     is_from_exporter,
     suppress_instrumentation,
+)
+from kpl_integrations.otel.telemetry_records import (
+    TelemetryRecord,
+    compressor,
+    encoder,
+    items_in,
+    keyed_parts,
+    leaves_of,
+    random_key,
+    telemetry_records,
+    trace_keys,
 )
 
 _logger = logging.getLogger("kpl_integrations.otel")
@@ -270,13 +270,15 @@ class SignalExporter(ProcessListener):
     def _queue(self, leaves: Sequence[Any], sender: TelemetrySender, deadline: float) -> bool:
         is_whole, open_items = True, items_in(leaves)
         try:
-            for piece in self._pieces(leaves, sender.shard_of):
-                open_items -= piece.items
-                if piece.data is None:
-                    sender.refused(piece.items, TOO_LARGE)
+            for record in self._records(leaves, sender.shard_of):
+                open_items -= record.items
+                if record.data is None:
+                    sender.refused(record.items, TOO_LARGE)
                     is_whole = False
-                elif not sender.offer(Shipment(piece.key or random_key(), piece.data, piece.items), deadline=deadline):
-                    sender.refused(piece.items, self._why_refused(sender))
+                elif not sender.offer(
+                    Shipment(record.key or random_key(), record.data, record.items), deadline=deadline
+                ):
+                    sender.refused(record.items, self._why_refused(sender))
                     is_whole = False
         finally:
             if open_items:
@@ -284,14 +286,14 @@ class SignalExporter(ProcessListener):
                 sender.refused(open_items, ENCODING_FAILED)
         return is_whole
 
-    def _pieces(self, leaves: Sequence[Any], shard_of: Callable[[str], str | None]) -> Iterator[Piece]:
-        """Yield the export in pieces that fit."""
+    def _records(self, leaves: Sequence[Any], shard_of: Callable[[str], str | None]) -> Iterator[TelemetryRecord]:
+        """Yield the export as user records that fit."""
         max_bytes, choice = self.options.max_data_bytes, self.options.partition_key
         if choice == "trace_id":
             keys = trace_keys(leaves, shard_of)
             choice = lambda span: keys[span.context.trace_id]  # noqa: E731
         for key, part in keyed_parts(leaves, choice):
-            yield from pieces(part, self._encode, max_bytes=max_bytes, key=key)
+            yield from telemetry_records(part, self._encode, max_bytes=max_bytes, key=key)
 
     def _why_refused(self, sender: TelemetrySender) -> str:
         if self.is_closed:

@@ -117,10 +117,10 @@ def test_a_worker_that_got_a_summary_late_uses_no_more_of_it_later_than_it_has_r
     for holder, read_at in ((late, 2.5), (prompt, 0.5)):
         holder.measure({RESOURCE: Usage(LIMIT, (5_000.0, 5e6))}, 0.0)
         holder.sync_started(0.0)
-        holder.apply(head, None, read_at, at=1_000.5)
+        holder.renew(head, None, read_at, at=1_000.5)
     assert late.share(RESOURCE, LIMIT)[0] == pytest.approx(10.0)
     assert prompt.share(RESOURCE, LIMIT)[0] == pytest.approx(200.0)
     late.reported(late.report(2.5, at=1_003.0))
     late.sync_started(2.6)
-    late.apply(head, None, 2.7, at=1_003.2)
+    late.renew(head, None, 2.7, at=1_003.2)
     assert late.share(RESOURCE, LIMIT)[0] == pytest.approx(10.0)

@@ -318,9 +318,9 @@ def test_what_a_newcomer_may_use_does_not_rise_when_the_plan_gets_old() -> None:
     plans = {RESOURCE: ResourcePlan(LIMIT, (1.25, 1_250.0), 1.0, {})}
     head = Summary(generation=1, computed_at=100.0, began_at=0.0, resources=plans)
     for age in (0.0, 11.0, 590.0):
-        holder.apply(head, None, age, at=100.0 + age)
+        holder.renew(head, None, age, at=100.0 + age)
         assert holder.share(RESOURCE, LIMIT) == (1.25, 1_250.0)
-    holder.apply(head, None, 610.0, at=710.0)
+    holder.renew(head, None, 610.0, at=710.0)
     assert holder.share(RESOURCE, LIMIT) == (125.0, 125_000.0), "the fleet has begun again"
 
 
@@ -332,7 +332,7 @@ def test_a_worker_measures_early_only_if_that_can_gain_something() -> None:
     plans = {RESOURCE: ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {})}
     members = {"a": FleetMember(0.0, 1.0, 8, {RESOURCE: Grant(LIMIT, LIMIT)})}
     head = Summary(generation=1, computed_at=0.0, began_at=0.0, members=members, resources=plans)
-    holder.apply(head, None, 0.5, at=0.5)
+    holder.renew(head, None, 0.5, at=0.5)
     assert holder.early_measure_at(1.0) == math.inf, "units wait, and all of the limit is its own"
     holder.measure({RESOURCE: Usage(LIMIT, (900.0, 9e5))}, 1.5)
     assert holder.early_measure_at(1.5) < math.inf, "no unit waits"
@@ -359,7 +359,7 @@ def test_a_worker_without_a_grant_counts_as_alone_only_while_an_old_summary_may_
 ) -> None:
     holder = Leaseholder(HolderRules(worker_id="worker-0", interval_seconds=5.0, max_workers=2))
     old = Summary(generation=1, computed_at=1_000.0, began_at=0.0)
-    holder.apply(old, None, 0.0, at=1_000.0 + age_seconds)
+    holder.renew(old, None, 0.0, at=1_000.0 + age_seconds)
     assert holder.state(0.0) == state
 
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from kpl_integrations.ingest.parts.parts import RULES
+from kpl_integrations.ingest.readiness.parts import RULES
 from kpl_integrations.metrics.catalogue import METRICS, Kind
 from tests.support.metrics import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
 

@@ -9,7 +9,7 @@ import zstandard
 
 from kpl_core import ConfigError, decode
 from kpl_core.testing import FakeKinesis
-from kpl_integrations.otel.encoding import compressor
+from kpl_integrations.otel.telemetry_records import compressor
 from tests.otel.conftest import emit
 from tests.otel.test_splitting import large_spans
 from tests.support.telemetry import PROTOS, exported, user_records

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from kpl_core import Config
 from kpl_core.testing import FakeKinesis
-from kpl_integrations.otel.encoding import encoder, items_in, leaves_of, pieces
+from kpl_integrations.otel.telemetry_records import encoder, items_in, leaves_of, telemetry_records
 from tests.support.telemetry import PROTOS, exported, user_records
 
 MIB = 1024 * 1024
@@ -53,13 +53,13 @@ def test_every_leaf_is_in_one_piece_that_fits_or_is_too_large_alone(leaves, max_
         return bytes(sum(leaf.size for leaf in part) + 2 * len(places[0]) + 3 * len(places[1]))
 
     found: Counter[int] = Counter()
-    for piece in pieces(leaves, encode, max_bytes=max_bytes):
-        if piece.data is None:
+    for record in telemetry_records(leaves, encode, max_bytes=max_bytes):
+        if record.data is None:
             assert len(encoded[-1]) == 1
             assert encoded[-1][0].size + 5 > max_bytes
         else:
-            assert len(piece.data) <= max_bytes
-        assert piece.items == len(encoded[-1])
+            assert len(record.data) <= max_bytes
+        assert record.items == len(encoded[-1])
         found.update(map(id, encoded[-1]))
     assert found == Counter(map(id, leaves))
 
@@ -122,7 +122,7 @@ def test_a_metric_with_too_many_data_points_is_divided_between_them():
     assert made is not None
     leaves = leaves_of(made)
     assert items_in(leaves) == 500
-    parts = list(pieces(leaves, encoder("metrics", "otlp_proto"), max_bytes=5_000))
+    parts = list(telemetry_records(leaves, encoder("metrics", "otlp_proto"), max_bytes=5_000))
     assert all(part.data is not None and len(part.data) <= 5_000 for part in parts)
     values = [
         point.as_int

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW, SendingPause
 
 CAP_SECONDS = 5.0

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import pytest
 
-from kpl_core.durability.spool import spool, spool_writer
+from kpl_core.durability.spool import group_commit, spool
+from kpl_core.durability.spool.group_commit import CommitRequest, SpoolWriter
 from kpl_core.durability.spool.spool_error import SpoolClosed
-from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from tests.world.network import World
 
@@ -122,7 +122,7 @@ def world_disk() -> Iterator[Disk]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spool, "SpoolWriter", type("Writer", (WorldWriter,), {"disk": disk}))
-        patch.setattr(spool_writer, "monotonic", lambda: asyncio.get_running_loop().time())
+        patch.setattr(group_commit, "monotonic", lambda: asyncio.get_running_loop().time())
         patch.setattr(SpoolStore, "commit", checked_commit)
         patch.setattr(SpoolStore, "probe", checked_probe)
         patch.setattr(anyio.to_thread, "run_sync", run_at_an_instant)

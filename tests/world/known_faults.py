@@ -36,7 +36,7 @@ _GATE = "kpl_core/durability/breaker_gate.py"
 _BREAKER = "kpl_core/durability/circuit_breaker.py"
 _DURABLE = "kpl_core/durability/durable_ledger.py"
 _STORE = "kpl_core/producer/durable_store.py"
-_WRITER = "kpl_core/durability/spool/spool_writer.py"
+_WRITER = "kpl_core/durability/spool/group_commit.py"
 _CLAIMS = "kpl_core/durability/spool/claims.py"
 _REPLAYER = "kpl_core/durability/replay/replayer.py"
 _STAGES = "kpl_core/pipeline/stages.py"
@@ -57,7 +57,7 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         "a failed write of our own is taken for that of another process", "issue 34.2", "spool",
-        "kpl_core/durability/spool/spool_writer.py", "        if not is_temporary(error):\n", "        if True:\n",
+        "kpl_core/durability/spool/group_commit.py", "        if not is_temporary(error):\n", "        if True:\n",
     ),
     KnownFault(
         "a transport that raises ends the producer", "c9ab7c00", "producer", "kpl_core/transport/transport.py",
@@ -101,8 +101,8 @@ KNOWN_FAULTS = (
     KnownFault(
         "a lowered share is in force after its report", "8c79d2e6", "leases: slow answers",
         "kpl_core/coordination/lease_sync.py",
-        "                self._holder.apply(head, part, clock(), at=reading.at)\n            self._on_shares()\n",
-        "                self._holder.apply(head, part, clock(), at=reading.at)\n",
+        "                self._holder.renew(head, part, clock(), at=reading.at)\n            self._on_shares()\n",
+        "                self._holder.renew(head, part, clock(), at=reading.at)\n",
     ),
     KnownFault(
         "a report has its effects before it is written", "8c79d2e6", "leases: lost requests", _HOLDER,

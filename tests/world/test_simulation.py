@@ -13,8 +13,8 @@ import pytest
 from kpl_core.durability.breaker_gate import WHOLE_STREAM, BreakerGate
 from kpl_core.durability.durable_ledger import DurableLedger
 from kpl_core.durability.spool.claims import Claimed
+from kpl_core.durability.spool.group_commit import CommitRequest, SpoolWriter, _merged
 from kpl_core.durability.spool.spool import Spool
-from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter, _merged
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.producer.report import ProducerReport
 from kpl_core.testing import FakeKinesis

@@ -3,7 +3,13 @@
 `SqsSink` and `S3Sink` are imported from `aws_sinks`, which needs botocore.
 """
 
-from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue, DepthAlarm, new_letter
+from kpl_core.durability.dead_letters.dead_letter_queue import (
+    DeadLetterQueue,
+    DepthAlarm,
+    LetterReader,
+    new_letter,
+    purge,
+)
 from kpl_core.durability.dead_letters.dead_letter_sink import (
     CallableSink,
     DeadLetterSink,
@@ -12,8 +18,8 @@ from kpl_core.durability.dead_letters.dead_letter_sink import (
     RefusedLetter,
     SinkReport,
 )
-from kpl_core.durability.dead_letters.operations import LetterReader, RedriveProgress, Redriver, purge
-from kpl_core.durability.spool.spool_reader import ExportReport
+from kpl_core.durability.dead_letters.redriver import RedriveProgress, Redriver
+from kpl_core.durability.spool.read_only_spool import ExportReport
 
 __all__ = [
     "CallableSink",

@@ -1,8 +1,10 @@
 """The dead-letter queue: records that were not delivered, stored in the spool's file until they are redriven or purged.
 
 A record moves from the spool to this queue in one transaction. `redrive_at` decides when a letter is due again.
-`DepthAlarm` decides when the queue is deep enough to alert a person. `Redriver` (automatic) and `kpl dlq` (on demand)
-send letters again.
+`DepthAlarm` decides when the queue is deep enough to alert a person. `redriver.py` sends letters again.
+
+`LetterReader` reads and exports letters without a lock, so it works while another process owns the spool. `purge`
+deletes letters, so it needs the spool itself.
 """
 
 import contextlib
@@ -12,20 +14,23 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from kpl_core.backoff import ExponentialBackoff
-from kpl_core.durability.spool.envelope import DeadLetter, SpooledRecord, dead_letter_of, letter_id
+from kpl_core.backoff_formula import ExponentialBackoff
+from kpl_core.durability.spool.envelope import DeadLetter, SpooledRecord, dead_letter_of, letter_id, letter_to_json
+from kpl_core.durability.spool.group_commit import new_future
+from kpl_core.durability.spool.read_only_spool import ExportReport, ReadOnlySpool
 from kpl_core.durability.spool.spool import Spool
 from kpl_core.durability.spool.spool_error import SpoolError, SpoolFull
-from kpl_core.durability.spool.spool_writer import new_future
 from kpl_core.durability.spool.store import SpoolStore
 from kpl_core.durability.spool.tables import (
     LetterFilter,
     StoredLetter,
     count_letters,
+    find_letter,
     letter_row,
     letters_due,
     letters_matching,
@@ -37,6 +42,10 @@ from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.options.validation import require
 from kpl_core.records.record_result import INCURABLE, Reason, RecordResult
 from kpl_core.version import producer_version
+
+PAGE_LETTERS: Final = 500
+# Before the first letter in the order of a page: the rank of its tier, its number.
+FIRST_LETTER: Final = (-1, 0)
 
 
 def redrive_at(
@@ -276,3 +285,53 @@ class DeadLetterQueue:
             callback = self._on_escalation
             notified.add_done_callback(lambda future: callback(future.result()))
             notified.set_result(escalation)
+
+
+class LetterReader(ReadOnlySpool):
+    """Reads the dead letters of a spool file without its lock: `with LetterReader(path) as letters:`."""
+
+    def pages(self, wanted: LetterFilter, *, limit: int | None = None) -> Iterator[list[StoredLetter]]:
+        """Yield the letters that match, at most `limit`, in pages: critical first, then in the order of arrival."""
+        after, left = FIRST_LETTER, limit
+        while left is None or left > 0:
+            page = self._ask(
+                letters_matching, wanted, PAGE_LETTERS if left is None else min(left, PAGE_LETTERS), after=after
+            )
+            if not page:
+                return
+            yield page
+            after = page[-1].tier_rank, page[-1].number
+            left = None if left is None else left - len(page)
+
+    def find(self, letter_id: str) -> StoredLetter | None:
+        """Return the letter with this id, None if there is none."""
+        return self._ask(find_letter, letter_id)
+
+    def count(self, wanted: LetterFilter) -> dict[Reason, int]:
+        """Return how many letters match, by reason."""
+        return self._ask(count_letters, wanted)
+
+    def export(
+        self, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], None] | None = None
+    ) -> ExportReport:
+        """Write the letters that match as JSON lines; see `write_lines`."""
+        pages = (
+            [None if stored.letter is None else letter_to_json(stored.letter) for stored in page]
+            for page in self.pages(wanted)
+        )
+        return self.write_lines(destination, pages, on_progress=on_progress)
+
+
+def purge(queue: DeadLetterQueue, wanted: LetterFilter, *, on_progress: Callable[[int], None] | None = None) -> int:
+    """Delete the letters that match; return how many. Blocks. Safe to interrupt and run again.
+
+    Raises:
+        SpoolError: the spool is closed or broken.
+    """
+    purged = 0
+    while page := queue.select_nowait(wanted, PAGE_LETTERS).result():
+        queue.remove(page).result()
+        purged += len(page)
+        if on_progress is not None:
+            on_progress(purged)
+    return purged

@@ -21,7 +21,7 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.replay.replay_order import ReplayOrder

@@ -2,8 +2,8 @@
 
 Any thread may append. One writer thread commits all records that have gathered, in one transaction with one fsync, and
 only then completes the futures of the callers. `confirm` marks records as delivered; the next commit deletes their
-rows. `release` returns records that could not be delivered to the backlog. `claim_backlog_nowait` claims records of
-the backlog.
+rows. `release` returns records that could not be delivered to the backlog. `claim_backlog_nowait` reads records of
+the backlog back and claims them.
 
 Claims exist only in memory, so after a crash every record that is not confirmed is backlog. A record is delivered a
 second time if it was in flight at the crash, or confirmed after the last commit (at most `commit_interval_ms` ago while
@@ -21,8 +21,8 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 from kpl_core.durability.spool.claims import Claimed, ClaimTable
 from kpl_core.durability.spool.envelope import SpooledRecord, decode_record, encode
+from kpl_core.durability.spool.group_commit import CommitRequest, SpoolWriter, new_future
 from kpl_core.durability.spool.spool_error import SpoolClosed
-from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter, new_future
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from kpl_core.durability.spool.tables import LetterRow, RecordRow
 from kpl_core.options.kinesis_limits import MIB
@@ -177,7 +177,7 @@ class Spool:
         return released
 
     def claim_backlog_nowait(self, limit: int, *, max_bytes: int = MIB) -> "Future[list[Claimed]]":
-        """Claim up to `limit` records of the backlog, oldest first. The result is empty only if the backlog is.
+        """Read back and claim up to `limit` records of the backlog, oldest first. The result is empty only if it is.
 
         It stops after the record with which the envelopes exceed `max_bytes`.
 

@@ -27,10 +27,10 @@ from kpl_core.durability.spool import (
     AsyncSpool,
     DeadLetter,
     LetterFilter,
+    ReadOnlySpool,
     Spool,
     SpooledRecord,
     SpoolError,
-    SpoolReader,
     letter_to_json,
 )
 from kpl_core.producer.delivery import call_when_finished
@@ -39,7 +39,7 @@ from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signa
 from kpl_integrations.cli.progress import progress
 from kpl_integrations.cli.terminal import Figure, note, print_figures, printable
 
-Reader = TypeVar("Reader", bound=SpoolReader)
+Reader = TypeVar("Reader", bound=ReadOnlySpool)
 _IN_FLIGHT: Final = 500
 _BYTES_IN_FLIGHT: Final = 8 << 20
 # So many letters are searched for an undamaged one.

@@ -16,10 +16,10 @@ from kpl_core import DeadLetterOptions, Producer
 from kpl_core.durability.dead_letters import ExportReport
 from kpl_core.durability.spool import (
     NumberedRecord,
+    ReadOnlySpool,
     Spool,
     SpooledRecord,
     SpoolError,
-    SpoolReader,
     SpoolStatistics,
     record_to_json,
 )
@@ -38,7 +38,7 @@ _MAX_SEARCHED: Final = 100
 async def list_records(path: Path, stream: str | None, limit: int, as_json: bool) -> ExitCode:
     """Print a line for each record of `stream` (None: of all), oldest first."""
     now, printed, more = time.time(), 0, False
-    with opened(SpoolReader(path)) as spool:
+    with opened(ReadOnlySpool(path)) as spool:
         for page in _pages(spool, stream):
             for stored in page[: limit - printed]:
                 if stored.record is None:
@@ -57,7 +57,7 @@ async def list_records(path: Path, stream: str | None, limit: int, as_json: bool
     return ExitCode.DONE
 
 
-def _pages(spool: SpoolReader, stream: str | None) -> Iterator[list[NumberedRecord]]:
+def _pages(spool: ReadOnlySpool, stream: str | None) -> Iterator[list[NumberedRecord]]:
     """Yield the records of a stream (None: of all) with the damaged ones, whose stream is not known."""
     for page in spool.records():
         yield [each for each in page if stream is None or each.record is None or each.record.stream == stream]
@@ -90,7 +90,7 @@ async def count(path: Path, as_json: bool) -> ExitCode:
     """Print the number of records, their bytes and the age of the oldest, for each stream."""
     now, damaged = time.time(), 0
     streams: dict[str, _StreamTotals] = {}
-    with opened(SpoolReader(path)) as spool:
+    with opened(ReadOnlySpool(path)) as spool:
         for page in spool.records():
             for record in (stored.record for stored in page):
                 if record is None:
@@ -119,7 +119,7 @@ async def export(path: Path, destination: Path, stream: str | None, as_json: boo
     """Write the records as JSON lines; the destination is replaced at the end or not at all."""
 
     def work(on_total: Callable[[int], None], on_progress: Callable[[int], None]) -> ExportReport:
-        with opened(SpoolReader(path)) as spool:
+        with opened(ReadOnlySpool(path)) as spool:
             on_total(spool.count_records())
             lines = (
                 [None if stored.record is None else record_to_json(stored.record) for stored in page]

@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, per_second
 from kpl_integrations.ingest.admission.refusals import REFUSALS
-from kpl_integrations.ingest.parts.parts import PartState
+from kpl_integrations.ingest.readiness.parts import PartState
 
 MOST_TENANTS: Final = 20
 MOST_SHARDS: Final = 20

@@ -22,7 +22,7 @@ import anyio
 import msgspec
 from anyio.abc import Process, TaskGroup
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_integrations.ingest.http.listening import HAS_OWN_SOCKETS, bound_socket
 from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.ingest.workers.link import Channel, Descriptors, WorkerIdentity
@@ -201,7 +201,7 @@ class Supervisor:
                 background.start_soon(self._kill_late_workers)
                 async with anyio.create_task_group() as tasks:
                     for worker in self._workers:
-                        tasks.start_soon(self._keep_alive, worker, background)
+                        tasks.start_soon(self._run_and_restart, worker, background)
                     await self._all_ready.wait()
                     if not self._stopping.is_set():
                         started()
@@ -215,7 +215,7 @@ class Supervisor:
             raise WorkerFailed(message)
         return self.totals()
 
-    async def _keep_alive(self, worker: _Worker, background: TaskGroup) -> None:
+    async def _run_and_restart(self, worker: _Worker, background: TaskGroup) -> None:
         """Run one process after the other under this worker's number, until the supervisor stops."""
         number = worker.identity.worker
         while not self._stopping.is_set():

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.durability.spool.spool_writer import GroupCommit
+from kpl_core.durability.spool.group_commit import GroupCommit
 
 
 def group() -> GroupCommit:

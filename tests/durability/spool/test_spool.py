@@ -15,6 +15,7 @@ import pytest
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import (
     LetterFilter,
+    ReadOnlySpool,
     Spool,
     SpoolClosed,
     SpoolCorrupt,
@@ -22,9 +23,8 @@ from kpl_core.durability.spool import (
     SpoolFull,
     SpoolLocked,
     SpoolOptions,
-    SpoolReader,
     SpoolUnavailable,
-    spool_writer,
+    group_commit,
 )
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from kpl_core.durability.spool.tables import RecordRow
@@ -243,7 +243,7 @@ def test_a_confirmation_is_retried_after_a_failed_commit(
     spool: Spool, options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = spool.append_nowait([spooled()], claim=True).result(SECONDS)
-    monkeypatch.setattr(spool_writer, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(group_commit, "_RETRY_SECONDS", 0.01)
     fail_commits(monkeypatch, sqlite3.SQLITE_FULL)
     marked = spool.confirm(ids)
     marked.result(SECONDS)
@@ -383,7 +383,7 @@ def test_a_folder_that_cannot_be_read_is_said_with_what_to_do(
 
 def test_a_reader_gives_each_stored_record_with_its_number(spool: Spool, options: SpoolOptions) -> None:
     numbers = spool.append_nowait([spooled(number) for number in range(3)], claim=False).result(SECONDS)
-    with SpoolReader(options.file) as reader:
+    with ReadOnlySpool(options.file) as reader:
         assert [tuple(numbered) for page in reader.records() for numbered in page] == [
             (stored, spooled(number)) for number, stored in enumerate(numbers)
         ]

@@ -13,8 +13,8 @@ import pytest
 
 from kpl_core.durability.spool import store as store_module
 from kpl_core.durability.spool.process_lock import ProcessLock
+from kpl_core.durability.spool.read_only_spool import ReadOnlySpool
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable
-from kpl_core.durability.spool.spool_reader import SpoolReader
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore, SpoolTotals
 from kpl_core.durability.spool.tables import APPLICATION_ID, MIGRATIONS, LetterRow, RecordRow, migrate
 from kpl_core.errors import ConfigError
@@ -79,7 +79,7 @@ def test_an_sqlite_that_is_too_old_is_refused_before_a_file_is_made(
         SpoolStore(options).open()
     assert not list(options.file.parent.iterdir())
     options.file.touch()
-    with pytest.raises(SpoolUnavailable, match=words), SpoolReader(options.file):
+    with pytest.raises(SpoolUnavailable, match=words), ReadOnlySpool(options.file):
         pytest.fail("it opened the file")
 
 

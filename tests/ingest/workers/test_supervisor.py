@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_integrations.ingest.http.listening import BACKLOG, listening_sockets
 from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.ingest.workers import supervisor as supervisor_module

@@ -13,8 +13,8 @@ from kpl_core.testing import ErrorAnswer, FakeKinesis, When
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.http.certificate import ServerCertificate
-from kpl_integrations.ingest.parts.parts import Part, PartState
-from kpl_integrations.ingest.parts.watch import USED_SECONDS
+from kpl_integrations.ingest.readiness.parts import Part, PartState
+from kpl_integrations.ingest.readiness.watch import USED_SECONDS
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
 from tests.support.gateway_scene import Client, KnownTenants, gateway_of, kinesis, open_gateway, records
@@ -22,7 +22,7 @@ from tests.support.virtual_time import Backend
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
-LOGGER = "kpl_integrations.ingest.parts"
+LOGGER = "kpl_integrations.ingest.readiness"
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Reads a spool file without its lock, so that it works beside a running producer and after one that was killed."""
+"""Reads a spool file without its lock, so that it works beside a running producer and after one that was killed.
+
+For `kpl spool` and `kpl dlq`. A producer reads its own records back with `Spool.claim_backlog_nowait`.
+"""
 
 import errno
 import os
@@ -33,8 +36,8 @@ class NumberedRecord(NamedTuple):
     record: SpooledRecord | None
 
 
-class SpoolReader:
-    """An open spool file, read only: `with SpoolReader(path) as spool:`."""
+class ReadOnlySpool:
+    """An open spool file, read only: `with ReadOnlySpool(path) as spool:`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

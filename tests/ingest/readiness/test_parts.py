@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.ingest.parts.parts import OK_DETAILS, RULES, Part, PartRule, Parts, PartState, Symptom
+from kpl_integrations.ingest.readiness.parts import OK_DETAILS, RULES, Part, PartRule, Parts, PartState, Symptom
 
 ALL = frozenset(Part)
 WEIGHT = {PartState.OK: 0, PartState.DEGRADED: 1, PartState.FAILED: 2}

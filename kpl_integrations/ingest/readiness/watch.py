@@ -17,7 +17,7 @@ from kpl_core.durability.circuit_breaker import BreakerState
 from kpl_core.hooks import CoordinatorMet, RequestCompleted
 from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text
 from kpl_integrations.ingest.outside_parts import WatchedSink
-from kpl_integrations.ingest.parts.parts import Part, Parts, PartState, PartStatus, Symptom
+from kpl_integrations.ingest.readiness.parts import Part, Parts, PartState, PartStatus, Symptom
 from kpl_integrations.ingest.tenants import Ack
 from kpl_integrations.metrics.metrics_hook import Sample
 
@@ -35,7 +35,7 @@ _LEVELS: Final = {PartState.OK: logging.INFO, PartState.DEGRADED: logging.WARNIN
 # Their changes are in the log already, or too frequent for it.
 _NOT_LOGGED: Final = frozenset({Part.INTAKE})
 
-_log: Final = logging.getLogger("kpl_integrations.ingest.parts")
+_log: Final = logging.getLogger("kpl_integrations.ingest.readiness")
 
 
 class PartsWatch:

@@ -1,40 +1,28 @@
-"""The operations on dead letters: redrive, read, count, export, purge (`kpl dlq`, and the automatic redrive).
+"""Redrive: puts dead letters into a producer again, by itself when they are due, or on demand (`kpl dlq redrive`).
 
 A letter leaves the queue only after Kinesis confirmed it, so an interrupted redrive is simply run again. Delivered
 letters are gone from the queue; letters in flight (at most the pace's `in_flight_records`) may be delivered twice.
 
-Reading takes no lock, so it works while another process owns the spool. Redriving and purging change the file, so they
-need the spool itself.
+Redriving changes the file, so it needs the spool itself.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import anyio
 
-from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
+from kpl_core.durability.dead_letters.dead_letter_queue import FIRST_LETTER, PAGE_LETTERS, DeadLetterQueue
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool.async_spool import LoopMailbox
-from kpl_core.durability.spool.envelope import SpooledPut, SpooledRecord, letter_to_json
+from kpl_core.durability.spool.envelope import SpooledPut, SpooledRecord
 from kpl_core.durability.spool.spool_error import SpoolError
-from kpl_core.durability.spool.spool_reader import ExportReport, SpoolReader
-from kpl_core.durability.spool.tables import (
-    LetterFilter,
-    StoredLetter,
-    count_letters,
-    find_letter,
-    letters_matching,
-)
+from kpl_core.durability.spool.tables import LetterFilter, StoredLetter
 from kpl_core.errors import BufferFull, InvalidUserRecord
-from kpl_core.records.record_result import Reason, RecordResult
-
-_PAGE_LETTERS: Final = 500
-_FIRST: Final = (-1, 0)
+from kpl_core.records.record_result import RecordResult
 
 
 class RedriveProgress(NamedTuple):
@@ -95,7 +83,7 @@ class Redriver:
         """Read the next page; return the seconds until more letters are due."""
         # A snapshot: letters that finish while the page is read were still stored when it was read.
         in_flight = frozenset(self._in_flight)
-        limit = len(in_flight) + _PAGE_LETTERS
+        limit = len(in_flight) + PAGE_LETTERS
         due = await self._mailbox.wait_for(self._queue.due_nowait(limit))
         self._pending.extend(stored for stored in due.letters if stored.number not in in_flight)
         if len(due.letters) == limit:
@@ -117,12 +105,12 @@ class Redriver:
         newest = await self._mailbox.wait_for(self._queue.newest_nowait())
         total, reported = sum(counts.values()), -1
         self._delivered = self._failed = self._damaged = 0
-        after, more = _FIRST, True
+        after, more = FIRST_LETTER, True
         while more or self._pending or self._in_flight:
             self._wakeup = anyio.Event()
             if more and not self._pending:
-                page = await self._mailbox.wait_for(self._queue.select_nowait(wanted, _PAGE_LETTERS, after=after))
-                more = len(page) == _PAGE_LETTERS
+                page = await self._mailbox.wait_for(self._queue.select_nowait(wanted, PAGE_LETTERS, after=after))
+                more = len(page) == PAGE_LETTERS
                 after = (page[-1].tier_rank, page[-1].number) if page else after
                 self._pending.extend(stored for stored in page if stored.number <= newest)
             wait = self._send()
@@ -200,53 +188,3 @@ class Redriver:
     async def _sleep(self, seconds: float) -> None:
         with anyio.move_on_after(None if seconds == math.inf else seconds):
             await self._wakeup.wait()
-
-
-class LetterReader(SpoolReader):
-    """Reads the dead letters of a spool file without its lock: `with LetterReader(path) as letters:`."""
-
-    def pages(self, wanted: LetterFilter, *, limit: int | None = None) -> Iterator[list[StoredLetter]]:
-        """Yield the letters that match, at most `limit`, in pages: critical first, then in the order of arrival."""
-        after, left = _FIRST, limit
-        while left is None or left > 0:
-            page = self._ask(
-                letters_matching, wanted, _PAGE_LETTERS if left is None else min(left, _PAGE_LETTERS), after=after
-            )
-            if not page:
-                return
-            yield page
-            after = page[-1].tier_rank, page[-1].number
-            left = None if left is None else left - len(page)
-
-    def find(self, letter_id: str) -> StoredLetter | None:
-        """Return the letter with this id, None if there is none."""
-        return self._ask(find_letter, letter_id)
-
-    def count(self, wanted: LetterFilter) -> dict[Reason, int]:
-        """Return how many letters match, by reason."""
-        return self._ask(count_letters, wanted)
-
-    def export(
-        self, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], None] | None = None
-    ) -> ExportReport:
-        """Write the letters that match as JSON lines; see `write_lines`."""
-        pages = (
-            [None if stored.letter is None else letter_to_json(stored.letter) for stored in page]
-            for page in self.pages(wanted)
-        )
-        return self.write_lines(destination, pages, on_progress=on_progress)
-
-
-def purge(queue: DeadLetterQueue, wanted: LetterFilter, *, on_progress: Callable[[int], None] | None = None) -> int:
-    """Delete the letters that match; return how many. Blocks. Safe to interrupt and run again.
-
-    Raises:
-        SpoolError: the spool is closed or broken.
-    """
-    purged = 0
-    while page := queue.select_nowait(wanted, _PAGE_LETTERS).result():
-        queue.remove(page).result()
-        purged += len(page)
-        if on_progress is not None:
-            on_progress(purged)
-    return purged

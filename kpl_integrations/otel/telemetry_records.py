@@ -1,4 +1,4 @@
-"""From what the SDK exports to user records: OTLP messages that fit, each with its partition key.
+"""Spans, logs and metrics to user records: OTLP messages that fit, each with its partition key.
 
 OpenTelemetry's own encoders make JSON, and protobuf of logs and metrics. Each message is a whole
 `Export{Trace,Logs,Metrics}ServiceRequest`, so a consumer needs nothing of this package. A compressed message begins
@@ -25,7 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from kpl_core import ConfigError
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_integrations.otel.options import Compression, Encoding, KeyChoice, Signal
-from kpl_integrations.otel.span_encoding import SpanEncoder
+from kpl_integrations.otel.span_protobuf import SpanEncoder
 
 Encode = Callable[[Sequence[Any]], bytes]
 Compress = Callable[[bytes], bytes]
@@ -174,10 +174,10 @@ def _json(signal: Signal) -> Encode:
 # Dividing
 
 
-class Piece(NamedTuple):
-    """Some of an export, encoded, with its partition key (None: a random one).
+class TelemetryRecord(NamedTuple):
+    """A user record with some of an export, encoded, and its partition key (None: a random one).
 
-    `data` is None if its smallest part is still too large.
+    `data` is None if the smallest part of the export is still too large for a Kinesis record.
     """
 
     data: bytes | None
@@ -185,18 +185,20 @@ class Piece(NamedTuple):
     key: str | None = None
 
 
-def pieces(leaves: Sequence[Any], encode: Encode, *, max_bytes: int, key: str | None = None) -> Iterator[Piece]:
+def telemetry_records(
+    leaves: Sequence[Any], encode: Encode, *, max_bytes: int, key: str | None = None
+) -> Iterator[TelemetryRecord]:
     """Yield the encoded leaves in pieces of at most `max_bytes`, in order within a resource and scope."""
     data = encode(leaves)
     if len(data) <= max_bytes:
-        yield Piece(data, items_in(leaves), key)
+        yield TelemetryRecord(data, items_in(leaves), key)
         return
     parts = _divided(leaves, -(-len(data) // max_bytes))
     if len(parts) == 1:
-        yield Piece(None, items_in(leaves), key)
+        yield TelemetryRecord(None, items_in(leaves), key)
         return
     for part in parts:
-        yield from pieces(part, encode, max_bytes=max_bytes, key=key)
+        yield from telemetry_records(part, encode, max_bytes=max_bytes, key=key)
 
 
 def items_in(leaves: Sequence[Any]) -> int:

@@ -1,4 +1,4 @@
-"""The operations on dead letters, with and without the process that owns the spool."""
+"""Reading, exporting and purging dead letters, with and without the process that owns the spool."""
 
 import errno
 import json

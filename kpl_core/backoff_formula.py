@@ -10,6 +10,9 @@ and Jitter", AWS Architecture Blog, 2015. From there come both jitter modes:
 Where we differ: `factor` is a parameter (the KPL multiplies by 1.5 for ListShards, `shard_map.h`), and the first
 failure waits for `base`, not for `base * factor`.
 
+A formula only. Each caller counts its failures and waits: `pipeline/retrier.py` for a throttled or failed record,
+`durability/circuit_breaker.py` for an open breaker, `dead_letters/dead_letter_queue.py` for a redrive.
+
 This module draws no random number itself. The caller passes `chance`, which returns a number in [0, 1).
 """
 

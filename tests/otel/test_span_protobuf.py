@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from kpl_integrations.otel.encoding import trace_keys
-from kpl_integrations.otel.span_encoding import SpanEncoder
+from kpl_integrations.otel.span_protobuf import SpanEncoder
+from kpl_integrations.otel.telemetry_records import trace_keys
 
 RESOURCES = [Resource({"service.name": "orders", "pid": 7}, "https://schema"), Resource({"service.name": "billing"})]
 SCOPES = [InstrumentationScope("http", "1"), InstrumentationScope("sql", schema_url="https://schema"), None]

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.backoff import ExponentialBackoff
+from kpl_core.backoff_formula import ExponentialBackoff
 
 seconds = st.floats(1e-3, 1e6)
 failures = st.integers(1, 10**9)

@@ -1,1 +1,0 @@
-"""The parts of a gateway that can fail: their rules, and what watches them."""

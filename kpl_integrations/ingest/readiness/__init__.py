@@ -1,0 +1,1 @@
+"""Readiness (`/readyz`): the parts of a gateway that can fail, their rules, and what watches them."""
