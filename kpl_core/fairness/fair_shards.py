@@ -14,17 +14,14 @@ the room, a second at most half of the rest, and a quiet flow always finds some.
 
 import math
 from collections.abc import Hashable, Iterable
-from typing import Final
 
 from kpl_core.errors import BufferFull
 from kpl_core.fairness import FairQueue
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.records.expiry import EXPIRED_AT_ONCE, has_expired
 from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.user_record import Tier
-
-# User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
-EXPIRED_AT_ONCE: Final = 500
 
 Flow = Hashable
 
@@ -117,7 +114,7 @@ class FairShards:
         expired: list[DetachedUserRecord] = []
 
         def expires(waiting: DetachedUserRecord) -> bool:
-            if waiting.arrived_at + self._ttl_seconds > now or len(expired) >= EXPIRED_AT_ONCE:
+            if not has_expired(waiting.arrived_at + self._ttl_seconds, now) or len(expired) >= EXPIRED_AT_ONCE:
                 return False
             expired.append(waiting)
             return True

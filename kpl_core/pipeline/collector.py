@@ -25,6 +25,7 @@ from typing import Final
 
 from kpl_core.options.kinesis_limits import KIB
 from kpl_core.options.stage_rules import CollectionRules
+from kpl_core.records.expiry import split_expired
 from kpl_core.records.kinesis_record import KinesisRecord
 
 SHARD_BYTES: Final = 256 * KIB
@@ -143,22 +144,23 @@ class Collector:
             return []
         # In place: packing the others again would restart their wait, without a bound if one expires each time.
         expired: list[KinesisRecord] = []
-        self.full = deque(left for full in self.full if (left := self._sift(full, expired, now)))
+        extension = self._extension_seconds
+        full: deque[list[KinesisRecord]] = deque()
+        for records in self.full:
+            too_old, left = split_expired(records, now, extension_seconds=extension)
+            expired += too_old
+            if left:
+                full.append(left)
+        self.full = full
         for shard, records in list(self._by_shard.items()):
-            left = self._sift(records, expired, now)
-            if len(left) < len(records):
+            too_old, left = split_expired(records, now, extension_seconds=extension)
+            if too_old:
+                expired += too_old
                 self._replace(shard, left)
-        held = [record for full in (*self.full, *self._by_shard.values()) for record in full]
+        held = [record for records in (*self.full, *self._by_shard.values()) for record in records]
         first = min((record.expires_at for record in held), default=math.inf)
-        self.earliest_expiration = first + self._extension_seconds
+        self.earliest_expiration = first + extension
         return expired
-
-    def _sift(self, records: list[KinesisRecord], expired: list[KinesisRecord], now: float) -> list[KinesisRecord]:
-        """Return the records that may still be sent; add the others to `expired`."""
-        left: list[KinesisRecord] = []
-        for record in records:
-            (expired if record.expires_at + self._extension_seconds <= now else left).append(record)
-        return left
 
     def _replace(self, shard: str | None, records: list[KinesisRecord]) -> None:
         before = self._by_shard.pop(shard)

@@ -12,6 +12,7 @@ from typing import Final
 from kpl_core.options.stage_rules import ShardRules
 from kpl_core.pipeline.shard_limiter import Drained, ShardLimiter, ShardUsage
 from kpl_core.pipeline.wakeups import Wakeups
+from kpl_core.records.expiry import has_expired
 from kpl_core.records.kinesis_record import KinesisRecord
 
 # Records drained by one call. After an outage all shards are due at one instant, each with a burst, and other tasks of
@@ -53,7 +54,7 @@ class StreamLimiter:
 
     def put(self, record: KinesisRecord, now: float) -> Drained | None:
         """Admit a record and return None, or enqueue it and return what its shard lets go now."""
-        if self.is_forced and record.expires_at > now:
+        if self.is_forced and not has_expired(record.expires_at, now):
             return None
         shard = self._shards.get(record.predicted_shard)
         if shard is None:

@@ -17,6 +17,7 @@ from kpl_core.pipeline.classification import THROTTLED, Action, Case, Row, class
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.send_queue import Bisection
 from kpl_core.pipeline.shard_map import ShardMap
+from kpl_core.records.expiry import has_expired
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import History
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
@@ -241,7 +242,7 @@ class Retrier:
     def _again(self, record: KinesisRecord, attempt: Attempt, retries: Retries, *, delay: float) -> None:
         record.outcome.attempted(attempt)
         now = attempt.ended_at
-        if record.expires_at <= now and not self._in_order:
+        if has_expired(record.expires_at, now) and not self._in_order:
             # In arrival order it expires in its place, and the records behind it wait for what is left of it.
             retries.reaggregate += self.expire(record, now)
             retries.finished.append(record)
@@ -304,11 +305,11 @@ class Retrier:
         retries.finished.append(stored.record)
 
     def _is_expired(self, detached: DetachedUserRecord, now: float) -> bool:
-        return detached.arrived_at + self._ttl_seconds <= now
+        return has_expired(detached.arrived_at + self._ttl_seconds, now)
 
     def expire(self, record: KinesisRecord, now: float) -> list[DetachedUserRecord]:
         """Fail the expired user records of a Kinesis record; return the others, which travel on."""
-        if max(record.arrivals) + self._ttl_seconds <= now:
+        if has_expired(max(record.arrivals) + self._ttl_seconds, now):
             outcome = record.outcome
             # Without an attempt of its own, those of user records that moved here.
             history = outcome.history or next(iter((outcome.histories or {}).values()), None)

@@ -25,10 +25,9 @@ from typing import Final
 
 from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.open_record import python_sealed, sealed
+from kpl_core.records.expiry import EXPIRED_AT_ONCE, split_expired
 from kpl_core.records.kinesis_record import KinesisRecord
 
-# User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
-EXPIRED_AT_ONCE: Final = 500
 # One failure says little: a connection that the server closed while it was idle fails its next request.
 FAILURES_IN_A_ROW: Final = 2
 # So many single records refused in a row decide about all that are left.
@@ -156,10 +155,12 @@ class Bisection:
         """Remove and return the records that waited for too long."""
         if self._earliest_expiration > now:
             return []
-        expired = [record for record in self if record.expires_at + PATIENCE_SECONDS <= now]
+        expired: Piece = []
         for piece in self.pieces:
-            # In place, so that the next one is still the next one.
-            piece[:] = [record for record in piece if record.expires_at + PATIENCE_SECONDS > now]
+            too_old, left = split_expired(piece, now, extension_seconds=PATIENCE_SECONDS)
+            expired += too_old
+            # In place: `_next`, `_sibling` and `_out` are compared by identity.
+            piece[:] = left
         self.pieces = [piece for piece in self.pieces if piece]
         self._next = self._next or None
         self._sibling = self._sibling or None

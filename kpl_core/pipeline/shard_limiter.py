@@ -33,11 +33,10 @@ from sortedcontainers import SortedKeyList
 
 from kpl_core.options.stage_rules import ShardRules
 from kpl_core.pipeline.token_bucket import TokenBucket
+from kpl_core.records.expiry import EXPIRED_AT_ONCE, has_expired
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.user_record import TIERS
 
-# User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
-EXPIRED_AT_ONCE: Final = 500
 # The part of the burst in use where the rate adapts. With a burst of 1 s this allows for 250 ms of jitter on the way.
 BURST_SHARE: Final = 0.75
 
@@ -177,7 +176,8 @@ class ShardLimiter:
 
     def admit_at_once(self, record: KinesisRecord, now: float) -> bool:
         """Admit a record past an empty queue if its tokens are there: the usual case, made fast."""
-        # An infinite earliest expiration means an empty queue; asking the queue itself would be a call.
+        # An infinite earliest expiration means an empty queue; asking the queue itself would be a call, as would
+        # `has_expired`.
         if self._earliest_expiration != math.inf or self._in_flight is not None or record.expires_at <= now:
             return False
         if not self._bucket.try_take((1, record.size_bytes), now):
@@ -240,7 +240,7 @@ class ShardLimiter:
             return expired
         expiring = self._expiring
         count = 0
-        while expiring and expiring[0].expires_at <= now and count < at_most:
+        while expiring and has_expired(expiring[0].expires_at, now) and count < at_most:
             record = expiring.pop(0)
             self._queue.remove(record)
             expired.append(record)

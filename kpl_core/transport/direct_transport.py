@@ -17,19 +17,17 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 from botocore.configprovider import ConfiguredEndpointProvider
-from botocore.credentials import Credentials, RefreshableCredentials, create_credential_resolver
 from botocore.endpoint_provider import EndpointProvider
-from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from botocore.httpsession import get_cert_path
 from botocore.parsers import JSONParser
 from botocore.session import Session
 from botocore.utils import get_environ_proxies, validate_region_name
 
-from kpl_core.event_loop import run_in_daemon_thread
 from kpl_core.options.config import Config
 from kpl_core.options.validation import require_endpoint_url
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
+from kpl_core.transport.credentials import FreshCredentials, find_credentials
 from kpl_core.transport.http_answers import HttpAnswer, decoded
 from kpl_core.transport.http_connections import HttpConnections
 from kpl_core.transport.put_records_wire import (
@@ -41,7 +39,6 @@ from kpl_core.transport.put_records_wire import (
 )
 from kpl_core.transport.request_signer import RequestSigner
 from kpl_core.transport.service_calls import (
-    CredentialsUnavailable,
     ServiceCalls,
     SessionVars,
     ca_bundle,
@@ -55,8 +52,6 @@ _logger: Final = logging.getLogger("kpl_core")
 
 _SERVICE: Final = "kinesis"
 _RULES: Final = "endpoint-rule-set-1"
-# Until so many seconds before credentials expire, requests use them while a refresh runs: botocore's value.
-_MANDATORY_REFRESH_SECONDS: Final = 600
 _OPERATIONS: Final = {
     "put_records": "PutRecords",
     "list_shards": "ListShards",
@@ -118,7 +113,7 @@ def _resolved(config: Config, session: Any) -> Resolved | str:  # noqa: ANN401 -
     endpoint = _endpoints(session, region) if configured is None else _given_endpoint(configured)
     url = endpoint("PutRecords", None)
     proxy = _proxy_of(url)
-    credentials = _credentials(config, session, region)
+    credentials = find_credentials(config, session, region)
     if proxy is not None and (proxy.scheme, url.scheme) != ("http", "https"):
         return "a proxy is configured that is not an HTTP proxy for https"
     if credentials is None:
@@ -183,16 +178,6 @@ def _endpoints(session: Any, region: str) -> Callable[[str, str | None], SplitRe
     return endpoint
 
 
-def _credentials(config: Config, session: Any, region: str) -> Any:  # noqa: ANN401
-    key, secret = config.aws_access_key_id, config.aws_secret_access_key
-    if key is not None and secret is not None:
-        return Credentials(key, secret, config.aws_session_token)
-    if key is not None or secret is not None:
-        return None
-    session.register_component("credential_provider", create_credential_resolver(session, region_name=region))
-    return session.get_credentials()
-
-
 def _tls(config: Config, session: Any) -> ssl.SSLContext:  # noqa: ANN401
     bundle = ca_bundle(config, session)
     context = ssl.create_default_context(cafile=bundle if isinstance(bundle, str) else get_cert_path(verify=True))
@@ -219,9 +204,9 @@ class DirectTransport(ServiceCalls):
         self._config = config
         self._found = found
         self._wire = configured_wire(config) or _JSON
+        self._credentials = FreshCredentials(found.credentials)
         self._signer = RequestSigner(found.region, found.user_agent)
         self._connections: HttpConnections
-        self._refresh: asyncio.Task[Any] | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -237,8 +222,7 @@ class DirectTransport(ServiceCalls):
         try:
             yield
         finally:
-            if self._refresh is not None:
-                self._refresh.cancel()
+            self._credentials.cancel_refresh()
             await self._connections.close()
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
@@ -268,7 +252,7 @@ class DirectTransport(ServiceCalls):
             async with asyncio.timeout((config.request_timeout_ms + config.connect_timeout_ms) / 1000):
                 operation = _OPERATIONS[method]
                 url = self._found.endpoint(operation, stream if stream and stream.startswith("arn:") else None)
-                credentials = await self._frozen_credentials()
+                credentials = await self._credentials.frozen()
                 head = self._signer.signed_head(url, operation, wire.content_type, body, credentials)
                 # Unsigned, as botocore sends it: a proxy may change it.
                 rest = f"{_trace_field()}Accept-Encoding: identity\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -279,35 +263,6 @@ class DirectTransport(ServiceCalls):
             return RequestFailure(INTERNAL, text)
         except Exception as error:  # noqa: BLE001 - credential providers may raise anything
             return failure_of(method, error)
-
-    async def _frozen_credentials(self) -> Any:  # noqa: ANN401
-        """Return credentials to sign with.
-
-        Raises:
-            CredentialsUnavailable: the place that they come from cannot be reached, or refuses.
-        """
-        try:
-            return await self._fresh_credentials()
-        except (TimeoutError, NoCredentialsError, PartialCredentialsError):
-            raise
-        except Exception as error:  # providers may raise anything
-            message = f"credentials cannot be fetched ({type(error).__name__}: {error}); check where they come from"
-            raise CredentialsUnavailable(message) from error
-
-    async def _fresh_credentials(self) -> Any:  # noqa: ANN401
-        credentials = self._found.credentials
-        if not isinstance(credentials, RefreshableCredentials) or not credentials.refresh_needed():
-            return credentials.get_frozen_credentials()
-        # This may ask a server or run a program, once for all requests.
-        if self._refresh is None or self._refresh.done():
-            self._refresh = asyncio.ensure_future(run_in_daemon_thread(credentials.get_frozen_credentials))
-            self._refresh.add_done_callback(lambda task: None if task.cancelled() else task.exception())
-        # Requests wait only for the last minutes before the end, as botocore's own do.
-        present = getattr(credentials, "_frozen_credentials", None)
-        mandatory = getattr(credentials, "_mandatory_refresh_timeout", _MANDATORY_REFRESH_SECONDS)
-        if present is not None and not credentials.refresh_needed(mandatory):
-            return present
-        return await asyncio.shield(self._refresh)
 
 
 def _failure(answer: HttpAnswer, wire: PutRecordsWire) -> RequestFailure:
