@@ -46,7 +46,7 @@ class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BufferStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of the buffer."""
+    """How many records and bytes the buffer has, and how many it may have."""
 
     outstanding_records: int = 0
     max_records: int = 0

@@ -184,7 +184,7 @@ class BackgroundSender:
         """Start the thread, or use a spare one if none can be started.
 
         Raises:
-            RuntimeError: the interpreter finalizes and starts no threads.
+            RuntimeError: the interpreter is shutting down and starts no threads.
             OSError: the process has no file descriptor left for the loop's selector.
         """
         watch_uvicorn()  # it may have been imported since the owner was made

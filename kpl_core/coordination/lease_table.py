@@ -321,8 +321,8 @@ def claim_seconds(interval_seconds: float, store_timeout_seconds: float) -> floa
 def is_claimed(head: Summary, interval_seconds: float, store_timeout_seconds: float, *, at: float) -> bool:
     """Return True if another process is computing the next summary.
 
-    A claim that ends later than any lifetime and any claim of this fleet was written before the store's clock was set
-    back, and does not count.
+    No claim is longer than both `claim_seconds` and the lifetime of a lease. One that seems longer was written before
+    the store's clock was set back, and is ignored. `at` is the store's clock, in seconds since 1970.
     """
     most = max(LIFETIME_INTERVALS * interval_seconds, claim_seconds(interval_seconds, store_timeout_seconds))
     return 0.0 < head.claimed_until - at <= most

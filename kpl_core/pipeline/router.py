@@ -3,7 +3,7 @@
 Hashing and searching cost more than the rest of a put, so the answer is
 remembered per partition key, in two generations: when the young one is full it
 becomes the old one and the previous old one is dropped, so at most
-2 x `generation_keys` keys are held and a busy key survives. A stream of unique
+2 x `generation_keys` keys are held and a busy key stays. A stream of unique
 keys gains nothing from it and would pay for the upkeep: while most look-ups
 miss, nothing is remembered.
 """

@@ -1,9 +1,9 @@
 """What may leave as a request, and when: packed requests, the pieces of a bisection, and a pause during an outage.
 
-**The pause.** No connection, a 500, or no answer in time do not concern single records, and requests sent meanwhile
-are built, signed and written in vain. So after two such failures in a row one request at a time leaves as a probe, each
-after a longer pause (the retrier's backoff: exponential, with full jitter). The first answer of any kind ends the
-pause. (Nygard, "Release It!", 2007, calls it the half-open state of a circuit breaker. Unlike
+**The pause.** A connection that fails, a status 500 and a timeout are not about single records. While they last, every
+request is wasted work. So after two such failures in a row one request at a time is sent as a probe, each after a
+longer pause (the retrier's backoff: exponential, with full jitter). The first answer of any kind ends the pause.
+(Nygard, "Release It!", 2007, calls it the half-open state of a circuit breaker. Unlike
 `durability/circuit_breaker.py` this machine fails no record: they wait where they are, and expire there.)
 
 The next probe does not wait for the answer to the last one: a request that hangs until its timeout must not delay the
@@ -11,8 +11,8 @@ discovery that the stream is healthy again.
 
 **The bisection** finds the invalid record of a request that was refused as a whole. The request travels again in two
 halves, one piece at a time, until every invalid record has been refused alone: about 2 log2(n) requests for each. A
-request that is invalid as a whole would be refused down to the last record, about 2 n requests in vain. So the pieces
-are sent in an order that finds out soon: down to a single record, then its neighbour, then the largest piece that is
+request that is invalid as a whole would be refused down to the last record, in about 2 n requests. So the pieces are
+sent in an order that shows this soon: down to a single record, then its neighbour, then the largest piece that is
 left. When `WITNESSES` single records in a row were refused and no record of the stream was stored in between, the rest
 fails without being sent: 20 requests for 500 records. A single invalid record never looks like that, because its
 neighbour is stored. Pieces pay no tokens again: a record refused as invalid has cost the shards nothing.
@@ -118,7 +118,7 @@ class Bisection:
         self._earliest_expiration = min(self._earliest_expiration, earliest)
 
     def refused_alone(self, records: Piece) -> bool:
-        """Note that a record was refused alone; say whether what is left is hopeless."""
+        """Note that a record was refused alone. Return True if all that is left is to fail without being sent."""
         if records is not self._out:
             # It was not part of a refused request, so it is no evidence about the others.
             return False
@@ -131,14 +131,14 @@ class Bisection:
         self._witnesses = 0
 
     def returned(self, records: Piece) -> None:
-        """Note that a request came back; if it was the piece on its way, the next may go."""
+        """Note that a request came back; if it was the piece in flight, the next may be sent."""
         if records is self._out:
             self._out = None
             if not self.pieces:
                 self._witnesses = 0
 
     def take(self) -> Piece | None:
-        """Remove and return the piece to send now, None if there is none or one is on its way."""
+        """Remove and return the piece to send now, None if there is none or one is in flight."""
         if not self.is_due:
             return None
         piece = max(self.pieces, key=len) if self._next is None else self._next

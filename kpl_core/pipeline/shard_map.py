@@ -4,7 +4,7 @@ The open shards' hash ranges partition 0 .. 2**128 - 1, so a shard is found by
 the first end that is not below the hash key. Kept from the KPL (`shard_map.cc`):
 a refresh is asked for only by a result newer than the last update, and asking
 twice is asking once. Different: the old map stays in use while a new one is
-fetched (the KPL goes blind and stops aggregating and limiting meanwhile), and
+fetched (the KPL has no map meanwhile, and does not aggregate or limit), and
 the ranges of closed shards are kept for a minute, to judge late results.
 """
 

@@ -143,7 +143,7 @@ class TokenBucket:
         return ready_at if ready_at > self._advance(now) else now
 
     def tokens(self, now: float | None = None) -> tuple[float, ...]:
-        """Return the tokens each stream holds; below zero for a stream in debt."""
+        """Return the tokens of each stream; a negative number for a stream in debt."""
         now = self._advance(self._clock() if now is None else now)
         return tuple(stream.capacity - stream.missing(now) for stream in self._streams)
 
@@ -179,7 +179,7 @@ class TokenBucket:
         return tuple([stream.capacity for stream in self._streams])
 
     def __repr__(self) -> str:
-        """Show rates and capacities; tokens would need a clock."""
+        """Show the rates and capacities, but not the tokens, which change with time."""
         return f"TokenBucket({[(stream.rate, stream.capacity) for stream in self._streams]})"
 
     def _advance(self, now: float) -> float:

@@ -259,7 +259,7 @@ class InternalProducer:
         if _get_running_loop() is not self._life.asyncio_loop:
             self._life.require_own_loop()
         if pipeline.fair is None:
-            message = "to put many together needs a fair queue; give Config(fairness=FairnessPolicy())"
+            message = "putting records as one group needs a fair queue; set Config(fairness=FairnessPolicy())"
             raise ConfigError(message)
         return pipeline
 

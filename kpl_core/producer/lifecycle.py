@@ -466,7 +466,7 @@ def require_timeout(timeout: float | None) -> None:
         message = f"timeout is of type {type(timeout).__name__}; it must be a number of seconds, or None for no end"
         raise TypeError(message)
     if math.isnan(timeout) or timeout < 0:
-        message = f"timeout is {timeout!r} s; it must be 0 or more, or None for as long as it takes"
+        message = f"timeout is {timeout!r} s; it must be 0 or more, or None to wait without a limit"
         raise ValueError(message)
 
 

@@ -218,7 +218,10 @@ class Producer:
         return deliveries
 
     async def _put_part(self, stream: str, checked: list[Puttable], start: int, deliveries: Deliveries) -> None:
-        """Put some records at one instant, as far as there is room and no other put waits for it; the rest in line."""
+        """Put up to `RECORDS_PER_CHECKPOINT` records from `start` on.
+
+        They are put at one instant while there is room and no other put waits for room. The others wait in line.
+        """
         position, end = start, min(len(checked), start + RECORDS_PER_CHECKPOINT)
         while True:
             pipeline = self._life.pipeline(stream)

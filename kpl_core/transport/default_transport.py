@@ -25,7 +25,7 @@ async def default_transport(
 ) -> KinesisTransport:
     """Return the transport of a configuration; on asyncio it is imported and prepared in a thread.
 
-    Importing botocore and asking for credentials takes a tenth of a second and more, which would stall the loop.
+    Importing botocore and asking for credentials takes 0.1 s or more, which would block the loop.
     Without `session`, one is made with `session_vars`.
     """
     if _get_running_loop() is None:  # trio, where the transport then says that it needs asyncio

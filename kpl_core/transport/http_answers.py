@@ -114,7 +114,7 @@ def chunk_size(line: bytes) -> int:
     size, _, extension = line.removesuffix(b"\r\n").partition(b";")
     size = size.rstrip(_BLANKS)
     if _CHUNK_SIZE.fullmatch(size) is None or _CONTROL.search(extension):
-        message = f"a chunk of the answer begins with {line[:_SHOWN_BYTES]!r}, and not with a hexadecimal size"
+        message = f"a chunk of the answer begins with {line[:_SHOWN_BYTES]!r}, not with a hexadecimal size"
         raise ValueError(message)
     return allowed_size(int(size, 16))
 

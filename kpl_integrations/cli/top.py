@@ -141,7 +141,7 @@ class Top:
 
 
 def screen(view: GatewayView, *, rows: int = _MOST_ROWS) -> RenderableType:
-    """Return the whole screen with at most `rows` streams and as many tenants."""
+    """Return the whole screen with at most `rows` streams and at most `rows` tenants."""
     parts: list[RenderableType] = [_headline(view)]
     if view.records is not None:
         parts.append(Padding(_figures(view), (1, 0, 0, 0)))

@@ -47,7 +47,7 @@ class WatchedSink:
 
 @contextlib.asynccontextmanager
 async def dead_letter_sink(settings: IngestSettings, clock: Callable[[], float]) -> AsyncIterator[WatchedSink | None]:
-    """Open the queue or the bucket that gets the dead letters; None if the settings name neither.
+    """Open the SQS queue or the S3 bucket that gets the dead letters. None if the settings name neither.
 
     The client's region is the producer's. Its endpoint is that of any AWS client, such as `AWS_ENDPOINT_URL_SQS`.
     """

@@ -96,7 +96,7 @@ def json_safe(value: object) -> Any:  # noqa: ANN401 - JSON of any shape
 
 
 class _JsonCopy:
-    """One value on its way to JSON, and the containers around the place where the copy stands."""
+    """One value that is copied for JSON, and the containers around the place that is copied now."""
 
     def __init__(self) -> None:
         self._inside: set[int] = set()

@@ -142,7 +142,7 @@ class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_data_bytes(self) -> int:
-        """Return the most bytes of one encoded export: a record's limit less the longest key."""
+        """Return the most bytes of one encoded export: the limit of a record minus the longest partition key."""
         return self.config.for_stream(self.stream).known_max_record_size - _KEY_BYTES
 
 

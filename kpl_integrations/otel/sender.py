@@ -122,9 +122,9 @@ class TelemetrySender:
         self._lost: Counter[str] = Counter()
         # How many were lost when a flush last reported it.
         self._reported_losses = 0
-        # An export waited in vain. The next ones do not wait before something has been delivered.
+        # An export waited and got no result. The next ones do not wait until something has been delivered.
         self._is_stuck = False
-        # An export waited in vain for a result, and none has come since.
+        # An export waited for a result and got none, and none has come since.
         self._is_unanswered = False
         self._is_closing = self.is_finished = False
         self._background = BackgroundSender(

@@ -27,27 +27,27 @@ class Delivery:
     st.lists(st.sampled_from(["blank", "delivered", "failed", "pending"]), max_size=20),
     st.randoms(use_true_random=False),
 )
-def test_confirmed_lines_end_before_the_first_undelivered_line(fates, chance):
+def test_confirmed_lines_end_before_the_first_undelivered_line(results, chance):
     lines = ConfirmedLines()
     deliveries = []
-    for number, fate in enumerate(fates, start=1):
+    for number, result in enumerate(results, start=1):
         begins_at = 10 * (number - 1)
-        if fate == "blank":
+        if result == "blank":
             lines.skip(number, begins_at, 10)
         else:
             delivery: Any = Delivery()
-            deliveries.append((fate, delivery))
+            deliveries.append((result, delivery))
             lines.put(number, begins_at, 10, delivery)
     chance.shuffle(deliveries)
     before = 0
-    for fate, delivery in deliveries:
-        delivery.known = {"delivered": DELIVERED, "failed": FAILED, "pending": None}[fate]
+    for result, delivery in deliveries:
+        delivery.known = {"delivered": DELIVERED, "failed": FAILED, "pending": None}[result]
         lines.advance()
         assert lines.line_count >= before
         before = lines.line_count
     lines.advance()
-    gaps = [number for number, fate in enumerate(fates) if fate in {"failed", "pending"}]
-    expected = gaps[0] if gaps else len(fates)
+    gaps = [number for number, result in enumerate(results) if result in {"failed", "pending"}]
+    expected = gaps[0] if gaps else len(results)
     assert (lines.line_count, lines.byte_count) == (expected, 10 * expected)
-    failed_first = bool(gaps) and fates[gaps[0]] == "failed"
+    failed_first = bool(gaps) and results[gaps[0]] == "failed"
     assert lines.first_failure == ((gaps[0] + 1, FAILED) if failed_first else None)

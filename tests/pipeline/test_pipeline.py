@@ -180,7 +180,7 @@ def test_a_flush_sends_at_once_what_waits_for_company():
 
 
 def test_a_flush_is_as_quick_for_records_that_wait_for_tokens_or_come_back():
-    """Admitted after the flush, a record waited for company as long as its deadline of a minute allowed."""
+    """Admitted after the flush, a record waited for others until its deadline of a minute."""
     stream = Stream(
         PARENT,
         chance=1.0,
@@ -194,7 +194,7 @@ def test_a_flush_is_as_quick_for_records_that_wait_for_tokens_or_come_back():
         stream.put(key)
     generation = stream.pipeline.flush(0.0)
     stream.pipeline.request_completed(stream.only(0.0), [THROTTLED], 0.5)
-    # Tokens at 1.0, 2.0 and 3.0, and 50 ms for company each.
+    # Tokens at 1.0, 2.0 and 3.0, and 50 ms for other records each.
     assert stream.finish(0.5) <= 3.06
     assert stream.pipeline.is_flushed(generation)
 

@@ -217,9 +217,9 @@ class AnyOrder(RuleBasedStateMachine):
         if answer in REQUEST_FAILURES:
             return RequestFailure(REQUEST_FAILURES[answer], answer)
         if answer == "partly":
-            fates = [self.chance.choice(["stored", *REFUSALS]) for _ in request.records]
-            stored = iter(self.store(request, [fate == "stored" for fate in fates]))
-            return [REFUSALS.get(fate) or next(stored) for fate in fates]
+            results = [self.chance.choice(["stored", *REFUSALS]) for _ in request.records]
+            stored = iter(self.store(request, [result == "stored" for result in results]))
+            return [REFUSALS.get(result) or next(stored) for result in results]
         if answer == "throttled":
             return [REFUSALS[answer]] * len(request.records)
         entries = self.store(request)

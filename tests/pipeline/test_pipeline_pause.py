@@ -73,7 +73,7 @@ def test_records_expire_on_time_while_requests_fail() -> None:
     probed = sum(len(request.records) for request in stream.due(2.705))
     assert probed == 50
     assert not any(delivery.done for delivery in deliveries)
-    # What has its tokens waits a little longer, as it would for company.
+    # What has its tokens waits a little longer, as it would for other records.
     assert round(stream.wakeup(2.705), 6) == 2.71
     assert stream.due(2.711) == []
     results = [delivery.peek() for delivery in deliveries]

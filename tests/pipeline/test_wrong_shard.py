@@ -237,7 +237,7 @@ def test_a_validation_error_splits_the_request_in_halves_that_travel_alone():
     assert all(past(record)[-1].error_code == "ValidationException" for record in records)
     half = books.retrier.bisection.take()
     assert half == records[:2]
-    # One at a time: its fate decides which is asked next.
+    # One at a time: its result decides which is sent next.
     assert books.retrier.bisection.take() is None
     books.answer(half, [stored()] * 2)
     assert books.retrier.bisection.take() == records[2:]

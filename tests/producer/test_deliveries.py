@@ -65,20 +65,20 @@ async def test_failures_wait_for_the_last_record():
 
 
 @given(st.lists(st.sampled_from(["stored", "failed", "moved and stored", "moved and failed"])))
-async def test_failures_are_the_results_that_are_not_successful(fates):
-    outcomes = {fate: Outcome() for fate in ("stored", "failed")}
+async def test_failures_are_the_results_that_are_not_successful(ends):
+    outcomes = {end: Outcome() for end in ("stored", "failed")}
     first = Outcome()
-    deliveries = Deliveries(len(fates))
-    for position, fate in enumerate(fates):
-        how = fate.removeprefix("moved and ")
-        deliveries.set(position, Delivery(outcomes[how] if how == fate else first, position))
-        if how != fate:
+    deliveries = Deliveries(len(ends))
+    for position, end in enumerate(ends):
+        how = end.removeprefix("moved and ")
+        deliveries.set(position, Delivery(outcomes[how] if how == end else first, position))
+        if how != end:
             first.move(position, outcomes[how], position)
     outcomes["stored"].settle(shard_id="shard-0", sequence_number="1")
     outcomes["failed"].settle()
     results = await deliveries.results()
     failures = {position: result for position, result in enumerate(results) if not result.successful}
-    assert sorted(failures) == [position for position, fate in enumerate(fates) if fate.endswith("failed")]
+    assert sorted(failures) == [position for position, end in enumerate(ends) if end.endswith("failed")]
     assert await deliveries.failures() == failures
     assert await deliveries.all_successful() == (not failures)
 

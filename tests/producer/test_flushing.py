@@ -133,8 +133,8 @@ async def test_a_cancelled_flush_harms_nothing():
         assert reasons(deliveries) == {"": 10}
 
 
-async def test_a_flush_is_quick_even_if_records_are_patient_and_come_back():
-    """Those that waited for tokens, or were refused once, waited for company up to their deadline of a minute."""
+async def test_a_flush_is_quick_even_if_records_have_late_deadlines_and_are_retried():
+    """Those that waited for tokens, or were refused once, waited for other records up to their deadline of a minute."""
     transport = unmetered()
     transport.kinesis.faults.add(RecordError(), When(probability=0.1, once_per_record=True))
     async with producer(

@@ -24,11 +24,11 @@ class Unreliable(FakeTransport):
         self.is_down = is_down
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
-        fate = self.chance.random()
+        drawn = self.chance.random()
         await anyio.sleep(self.chance.random() * 0.05)
-        if fate < 0.15 or self.is_down:
+        if drawn < 0.15 or self.is_down:
             return RequestFailure("Internal", "refused before it was stored")
-        if fate < 0.3:
+        if drawn < 0.3:
             return [PutRecordsEntry(error_code="InternalFailure", error_message="oops")] * len(request.records)
         return await super().put_records(request)
 

@@ -72,7 +72,7 @@ class _Tenant:
         self.client = Client(story.gateway, tenant.id)
         chance = story.world.chance
         self.ack = chance.choice(["queued", "delivered", "spooled"] if story.has_spool else ["queued", "delivered"])
-        self.is_polite = chance.random() < 0.5
+        self.obeys_retry_after = chance.random() < 0.5
         # A client that stops waiting and has a key sends the request again.
         self.has_keys = chance.random() < 0.4
         self.patience_seconds = chance.choice([None, None, 0.05, 2.0])
@@ -94,7 +94,7 @@ class _Tenant:
                 await asyncio.sleep(chance.expovariate(self.per_second / count))
 
     async def post(self, count: int) -> None:
-        """Post once; a polite client tries again after the time in the answer."""
+        """Post once; a client that obeys `Retry-After` tries again after that time."""
         records = [self.story.record() for _ in range(count)]
         data = [record["data"].encode() for record in records]
         self.keyed += data if self.has_keys else []
@@ -122,7 +122,7 @@ class _Tenant:
                 await self.story.ask_readiness(title)
             if answer.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
                 return
-            if not self.is_polite:
+            if not self.obeys_retry_after:
                 break
             await asyncio.sleep(float(answer.headers["retry-after"]))
         if not is_unknown:

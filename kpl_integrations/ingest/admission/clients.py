@@ -150,7 +150,7 @@ class AddressBudgets:
         self._all_ready_at = -math.inf
 
     def makes_wait(self, now: float) -> bool:
-        """Return True if some address may have to wait."""
+        """Return True if the budget of any address may be overdrawn, so that its requests wait."""
         return self._all_ready_at > now
 
     def wait_seconds(self, address: str, now: float) -> float:

@@ -84,7 +84,7 @@ class PendingRequest:
         self._look()
 
     def client_gone(self) -> None:
-        """Do nothing: the records are on their way."""
+        """Do nothing: the records are put."""
 
     def set(self) -> None:
         """Look again soon, because an outcome is settled or its records moved."""

@@ -45,7 +45,7 @@ class Cycle(Protocol):
 
 
 async def let_answer(application: Any, scope: Scope, cycle: Cycle) -> None:  # noqa: ANN401 - an ASGI application
-    """Let the application answer, and end the answer if it does not."""
+    """Run the application for one request. If its answer stays incomplete, log that and fail the cycle."""
     try:
         await application(scope, cycle.receive, cycle.send)
         if not (cycle.response_complete or cycle.disconnected):

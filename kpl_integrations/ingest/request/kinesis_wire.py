@@ -163,7 +163,7 @@ def signature(request: "KinesisRequest") -> Steps[None]:
 
 
 def known_operation(request: "KinesisRequest") -> None:
-    """The gateway has the operation."""
+    """The gateway implements the operation that `X-Amz-Target` names."""
     request.operation = operation_of(request.by_name.get("x-amz-target"), _OPERATIONS)
 
 

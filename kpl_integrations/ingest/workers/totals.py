@@ -91,7 +91,7 @@ class _DeadWorker(msgspec.Struct):
 
 
 class DeadTotals:
-    """What all dead workers reported last, and counted after that."""
+    """The totals of all dead workers: the last report of each, and what its counters gained after that."""
 
     def __init__(self) -> None:
         self.workers: dict[int, _DeadWorker] = {}

@@ -75,7 +75,7 @@ async def replaying(
 ) -> AsyncIterator[tuple[StreamPipeline, ReplayPut]]:
     """Replay as the gateway does; yield the pipeline, and a put of fresh records.
 
-    `apart`: as if no two records could share a fate.
+    `apart`: as if no two records could share a Kinesis record.
     """
     clock = running_clock()
     chosen = Config(**{"breaker": BreakerPolicy(), "fairness": FairnessPolicy(), **config})

@@ -22,12 +22,12 @@ RETURN_SECONDS = 0.002
 def served(
     *,
     burst_seconds: float,
-    polite: int = 0,
-    rude: int = 0,
+    obedient: int = 0,
+    impatient: int = 0,
     seconds: float = 60.0,
     rates: Sequence[tuple[float, float]] = (),
 ) -> tuple[list[float], Counter[str]]:
-    """Return the instants of the accepted records, and how polite clients fared when they came back.
+    """Return the instants of the accepted records, and the outcomes of the retries of clients that obey `Retry-After`.
 
     `rates` are the changes of this process's lease: instants and rates.
     """
@@ -36,7 +36,7 @@ def served(
     account = TenantAccount(tenant, keys=IdempotencyWindow(most_keys=1, seconds=1.0), chance=chance.random, now=0.0)
     quota, schedule = account.quota, account.quota_schedule
     assert quota is not None
-    events = [(chance.random() / 10.0, client) for client in range(polite + rude)]
+    events = [(chance.random() / 10.0, client) for client in range(obedient + impatient)]
     heapify(events)
     changes, accepted, waiting, returns = list(rates), [], set(), Counter[str]()
     while (event := heappop(events))[0] < seconds:
@@ -51,11 +51,11 @@ def served(
             accepted.append(now)
         except Refused as refused:
             outcome = "refused again"
-            if client < polite:
+            if client < obedient:
                 pause = (refused.retry_after or 0.0) + RETURN_SECONDS
         returns[outcome] += client in waiting
         waiting.discard(client)
-        if client < polite and outcome != "taken":
+        if client < obedient and outcome != "taken":
             waiting.add(client)
         heappush(events, (now + pause, client))
     return accepted, returns
@@ -69,7 +69,7 @@ def per_second(accepted: list[float], begin: float, end: float) -> float:
 @pytest.mark.parametrize("clients", [1, 5, 20])
 def test_clients_that_wait_get_the_whole_rate_whatever_its_burst(burst_seconds: float, clients: int) -> None:
     """Retry-After has whole seconds: with a burst of 0.25 s one client got 33 of 100 records a second, five got 26."""
-    accepted, returns = served(burst_seconds=burst_seconds, polite=clients)
+    accepted, returns = served(burst_seconds=burst_seconds, obedient=clients)
     assert 95 <= per_second(accepted, 5, 60) <= 105
     assert returns["taken"] >= 0.95 * returns.total()
     # One second's worth at once, and one second of the rate.
@@ -80,7 +80,7 @@ def test_clients_that_wait_get_the_whole_rate_whatever_its_burst(burst_seconds: 
 def test_a_client_that_does_not_wait_gets_the_rate_of_each_lease_at_once(burst_seconds: float) -> None:
     """Its slots of the old, low rate held tokens: it got 84 to 94 of 100 records a second after it had moved here."""
     leases = [(0.0, RATE / 6), (11.0, RATE / 3), (11.5, 60.0), (12.0, RATE)]
-    accepted, _ = served(burst_seconds=burst_seconds, rude=1, seconds=40.0, rates=leases)
+    accepted, _ = served(burst_seconds=burst_seconds, impatient=1, seconds=40.0, rates=leases)
     assert per_second(accepted, 12, 14) >= 90
     assert 95 <= per_second(accepted, 13, 40) <= 105
     # A longer burst may be saved in one window and spent in the next.
@@ -89,8 +89,8 @@ def test_a_client_that_does_not_wait_gets_the_rate_of_each_lease_at_once(burst_s
         assert 100 - slack <= per_second(accepted, begin, begin + 5) <= 100 + slack
 
 
-def test_polite_clients_beside_one_that_does_not_wait_take_no_more_than_the_rate() -> None:
-    accepted, _ = served(burst_seconds=0.25, polite=3, rude=1)
+def test_clients_that_wait_beside_one_that_does_not_wait_take_no_more_than_the_rate() -> None:
+    accepted, _ = served(burst_seconds=0.25, obedient=3, impatient=1)
     assert 95 <= per_second(accepted, 5, 60) <= 105
 
 

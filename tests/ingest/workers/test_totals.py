@@ -32,7 +32,7 @@ def family(name: str, kind: str, *samples: tuple[str, Mapping[str, str], float])
 
 
 class Worker:
-    """A worker number whose fate Hypothesis decides. Its counters and its file outlive its processes."""
+    """A worker number. Hypothesis decides when its processes die. Its counters and its file outlive its processes."""
 
     def __init__(self, number: int, *, has_file: bool) -> None:
         self.number, self.has_file = number, has_file

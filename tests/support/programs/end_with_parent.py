@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 
-POLITE_SECONDS = 3.0
+TERMINATION_SECONDS = 3.0
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def _end_when_stdin_closes(program: "subprocess.Popen[bytes]") -> None:
     sys.stdin.buffer.read()
     os.killpg(0, signal.SIGTERM)
     try:
-        program.wait(POLITE_SECONDS)
+        program.wait(TERMINATION_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(0, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""A request that leaves although it is not full takes along what has waited half of its time."""
+"""A request that is due before it is full also takes the records that have waited half of their time."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.support.stream import Stream
 
 SHARDS = even_shards(2)
 FIRST, SECOND = (keys_in(shard, 2) for shard in SHARDS)
-# Of the first shard's record, put at 0: its deadline, and the wait of its request for company.
+# Of the first shard's record, put at 0: its deadline, and the wait of its request for other records.
 LEAVES_AT = 0.1 + 0.01
 
 
