@@ -18,6 +18,7 @@ from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, PendingRequest, Requests, encoded
+from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import AnswerStarts
@@ -25,7 +26,6 @@ from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
 from kpl_integrations.ingest.http.request_cycle import RequestCycle
 from kpl_integrations.ingest.http.request_head import RecordsHead, Server
-from kpl_integrations.ingest.http.timed_request import TimedRequest
 from kpl_integrations.ingest.http2.connection import become_http_2
 from kpl_integrations.ingest.request.needs import Need, Results, Steps
 from kpl_integrations.ingest.request.records import RecordsRequest
@@ -293,7 +293,9 @@ class GatewayConnection(HttpConnection):
             # Otherwise it is that of a request behind this one.
             self.cycle = cycle
         application = partial(self._finishing, steps, need)
-        self._run(cycle, TimedRequest(self.reader, application, self.note) if self.turns.is_active else application, {})
+        self._run(
+            cycle, ChargedRequest(self.reader, application, self.note) if self.turns.is_active else application, {}
+        )
 
     async def _finishing(self, steps: Steps[Answer], need: Need, _scope: Scope, _receive: Receive, send: Send) -> None:
         await self.requests.finish(steps, need, send)

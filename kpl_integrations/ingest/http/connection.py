@@ -24,6 +24,7 @@ from urllib.parse import unquote
 import httptools
 
 from kpl_integrations.asgi.protocol import Scope
+from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import HTTP_2_PREFACE, NO_HTTP_2, REFUSALS, AnswerStarts
@@ -37,7 +38,6 @@ from kpl_integrations.ingest.http.read_turns import (
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
 from kpl_integrations.ingest.http.request_cycle import RequestCycle, service_unavailable
 from kpl_integrations.ingest.http.request_head import SERVER, Server, refused_head
-from kpl_integrations.ingest.http.timed_request import TimedRequest
 from kpl_integrations.ingest.http.uvicorn_server import ServerPort
 from kpl_integrations.ingest.tenants import Tenant
 
@@ -333,7 +333,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         )
         claim = self.note
         if self.turns.is_active:
-            application = timed = TimedRequest(self.reader, application, self.note)
+            application = timed = ChargedRequest(self.reader, application, self.note)
             claim = timed.claim
         cycle = RequestCycle(
             self.transport,

@@ -35,12 +35,12 @@ from h2.exceptions import DenialOfServiceError, ProtocolError
 from h2.settings import SettingCodes
 from hpack import HPACKError
 
+from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.raw_answers import goaway
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_cycle import let_answer, service_unavailable
 from kpl_integrations.ingest.http.request_head import SERVER, Server
-from kpl_integrations.ingest.http.timed_request import TimedRequest
 from kpl_integrations.ingest.http2.frame_bounds import TOKENS_PER_ANSWER, FrameBounds, TooMuch
 from kpl_integrations.ingest.http2.frames import (
     CONNECTION_WINDOW_BYTES,
@@ -281,7 +281,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.shutdown()
         claim = self._note
         if self.turns.is_active:
-            application = timed = TimedRequest(self.reader, application, self._note)
+            application = timed = ChargedRequest(self.reader, application, self._note)
             claim = timed.claim
         scope = {**self._scope_of_all, "state": self.server.app_state.copy()}
         try:

@@ -9,7 +9,7 @@ from kpl_integrations.ingest.http.read_turns import ConnectionReader
 from kpl_integrations.ingest.tenants import Tenant
 
 
-class TimedRequest:
+class ChargedRequest:
     """An ASGI application for one request. It charges the CPU time of the request's task to its tenant."""
 
     def __init__(
