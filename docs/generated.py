@@ -96,10 +96,9 @@ def producer() -> str:
 
 
 def options() -> str:
-    """Return a table for each class of options of the producer."""
+    """Return a table for each class of options, apart from `Config`, which has a page of its own."""
     parts = []
     for cls in (
-        Config,
         SpoolOptions,
         DeadLetterOptions,
         BreakerPolicy,

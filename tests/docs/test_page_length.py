@@ -12,7 +12,6 @@ PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "dec
 LONGER = {
     "benchmarks/results.md": 989,
     "comparison.md": 1_436,
-    "configuration.md": 2_237,
     "design.md": 2_469,
     "explanation/coordination.md": 1_045,
     "guarantees.md": 1_721,
