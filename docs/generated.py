@@ -138,6 +138,11 @@ def settings() -> str:
     return _table(("setting", *_OPTION_HEAD[1:]), rows)
 
 
+def handler() -> str:
+    """Return the table of the log handler's own options."""
+    return _table(_OPTION_HEAD, (_option_row(name, option) for name, option in described(LogSettings).items()))
+
+
 def serve_parameters() -> list[Any]:
     """Return the parameters of `kpl serve`, as typer has them."""
     return dict(_commands(typer.main.get_command(app), "kpl"))["kpl serve"].params
@@ -258,6 +263,7 @@ def routes() -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "environment": environment,
     "settings": settings,
+    "handler": handler,
     "options": options,
     "producer": producer,
     "places": places,

@@ -4,12 +4,20 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.front_page import acknowledgement, architecture, comparison, configuration, deployment, spool_states
+from benchmarks.front_page import (
+    acknowledgement,
+    architecture,
+    comparison,
+    configuration,
+    deployment,
+    log_handler,
+    spool_states,
+)
 from benchmarks.front_page.colours import SCHEMES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 
-PICTURES = (acknowledgement, architecture, comparison, configuration, deployment, spool_states)
+PICTURES = (acknowledgement, architecture, comparison, configuration, deployment, log_handler, spool_states)
 
 
 def name_of(picture: ModuleType) -> str:
