@@ -11,13 +11,14 @@ from benchmarks.front_page import (
     configuration,
     deployment,
     log_handler,
+    sizing,
     spool_states,
 )
 from benchmarks.front_page.colours import SCHEMES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 
-PICTURES = (acknowledgement, architecture, comparison, configuration, deployment, log_handler, spool_states)
+PICTURES = (acknowledgement, architecture, comparison, configuration, deployment, log_handler, sizing, spool_states)
 
 
 def name_of(picture: ModuleType) -> str:

@@ -1,11 +1,11 @@
 """Where the options of a producer act: each step of a record's journey, with the options that change it."""
 
-from benchmarks.front_page.colours import Colours, svg, text
-from benchmarks.front_page.shapes import LINE, box, markers, style, way
+from benchmarks.front_page.colours import Colours, svg
+from benchmarks.front_page.shapes import LADDER_STEP, ladder, markers, style
 
 __all__ = ["draw"]
 
-# Each step, its kind of box, and its options as lines of text.
+# Each step, its kind of box, and its options in lines.
 STEPS = (
     ("buffer", "box", ("max_outstanding_records", "max_outstanding_bytes, tiers")),
     ("fair queue", "box", ("fairness: only with flows",)),
@@ -18,26 +18,12 @@ STEPS = (
     ("retrier", "core", ("retry_backoff_base_ms, record_ttl_ms", "ordering")),
     ("disk", "disk", ("spool, dead_letters",)),
 )
-_STEP = 64
-_COLUMN = (2, 136)
-_WIDTH, _HEIGHT = 520, _STEP * len(STEPS) - 16
+_WIDTH, _HEIGHT = 520, LADDER_STEP * len(STEPS) - 16
 _TITLE = "Where the options of a producer act, step by step: " + "; ".join(
     f"{name}: {', '.join(options)}" for name, _, options in STEPS
 )
 
 
-def _options(y: int, options: tuple[str, ...]) -> str:
-    first = y + 29 - (len(options) - 1) * LINE / 2
-    return "".join(text(158, first + LINE * number, each, "start") for number, each in enumerate(options))
-
-
 def draw(colours: Colours) -> str:
     """Return the SVG in these colours."""
-    parts = [markers(colours)]
-    for number, (name, css, options) in enumerate(STEPS):
-        y = 2 + _STEP * number
-        parts.append(box(_COLUMN, y, name, css=css, height=44) + _options(y, options))
-        if number:
-            # A record goes to the disk only if it was not delivered.
-            parts.append(way(f"M70 {y - 20}V{y - 2}", css="back" if css == "disk" else "way"))
-    return svg(_WIDTH, _HEIGHT, title=_TITLE, style=style(colours), body="".join(parts))
+    return svg(_WIDTH, _HEIGHT, title=_TITLE, style=style(colours), body=markers(colours) + ladder(STEPS))

@@ -3,12 +3,16 @@
 A diagram is at most 520 units wide with text of 15 and 16 units, so that it can be read on a phone of 390 pixels.
 """
 
+from collections.abc import Iterable
+
 from benchmarks.front_page.colours import SANS, Colours, text
 
-__all__ = ["area", "box", "markers", "style", "way"]
+__all__ = ["LADDER_STEP", "area", "box", "ladder", "markers", "style", "way"]
 
 #: The distance of two lines of text in a box.
 LINE = 19
+#: The distance of two steps of a ladder.
+LADDER_STEP = 64
 
 
 def style(colours: Colours) -> str:
@@ -59,3 +63,20 @@ def way(path: str, *, css: str = "way", both: bool = False) -> str:
     """Return an arrow along an SVG path: `way` is the ordinary one, `back` a dashed one."""
     start = f' marker-start="url(#{css})"' if both else ""
     return f'<path class="{css}" marker-end="url(#{css})"{start} d="{path}"/>\n'
+
+
+def ladder(steps: Iterable[tuple[str, str, tuple[str, ...]]]) -> str:
+    """Return boxes below each other, with an arrow from each to the next; beside each box its lines of text.
+
+    A step has its name, its kind of box, and its lines.
+    """
+    parts = []
+    for number, (name, css, lines) in enumerate(steps):
+        y = 2 + LADDER_STEP * number
+        parts.append(box((2, 136), y, name, css=css, height=44))
+        first = y + 29 - (len(lines) - 1) * LINE / 2
+        parts += [text(158, first + LINE * each, line, "start") for each, line in enumerate(lines)]
+        if number:
+            # The way to a disk is dashed.
+            parts.append(way(f"M70 {y - 20}V{y - 2}", css="back" if css == "disk" else "way"))
+    return "".join(parts)

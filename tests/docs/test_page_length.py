@@ -18,7 +18,6 @@ LONGER = {
     "howto/asgi.md": 939,
     "howto/cli.md": 1_692,
     "howto/coordination.md": 1_136,
-    "howto/ingest-sizing.md": 1_627,
     "howto/opentelemetry.md": 1_081,
     "howto/policies.md": 924,
     "howto/process-end.md": 1_104,
