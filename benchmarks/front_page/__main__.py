@@ -10,6 +10,7 @@ from benchmarks.front_page import (
     comparison,
     configuration,
     deployment,
+    invariant,
     log_handler,
     sizing,
     spool_states,
@@ -18,7 +19,17 @@ from benchmarks.front_page.colours import SCHEMES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 
-PICTURES = (acknowledgement, architecture, comparison, configuration, deployment, log_handler, sizing, spool_states)
+PICTURES = (
+    acknowledgement,
+    architecture,
+    comparison,
+    configuration,
+    deployment,
+    invariant,
+    log_handler,
+    sizing,
+    spool_states,
+)
 
 
 def name_of(picture: ModuleType) -> str:
