@@ -13,7 +13,6 @@ LONGER = {
     "benchmarks/results.md": 989,
     "comparison.md": 1_436,
     "design.md": 2_469,
-    "explanation/coordination.md": 1_045,
     "howto/asgi.md": 939,
     "howto/cli.md": 1_692,
     "howto/coordination.md": 1_136,
