@@ -12,7 +12,6 @@ PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "dec
 LONGER = {
     "benchmarks/results.md": 989,
     "comparison.md": 1_436,
-    "design.md": 2_469,
     "howto/asgi.md": 939,
     "howto/cli.md": 1_692,
     "howto/coordination.md": 1_136,
