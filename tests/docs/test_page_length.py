@@ -20,7 +20,6 @@ LOOKED_UP = {
 # Pages that are still to be divided, each with its bound.
 LONGER = {
     "howto/asgi.md": 1_000,
-    "howto/coordination.md": 1_200,
     "howto/opentelemetry.md": 1_100,
     "howto/policies.md": 1_000,
     "howto/process-end.md": 1_200,
