@@ -23,7 +23,6 @@ LONGER = {
     "howto/opentelemetry.md": 1_100,
     "howto/policies.md": 1_000,
     "howto/process-end.md": 1_200,
-    "howto/producer.md": 1_600,
 }
 
 
