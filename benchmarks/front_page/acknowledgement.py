@@ -9,9 +9,9 @@ _WIDTH, _HEIGHT = 520, 660
 _TITLE = (
     "The life of an acknowledgement. A request is rejected before anything is queued, or its records are in memory: "
     "202 queued. With a spool they are then in its file: 202 spooled. Then they are sent, and Kinesis answers: 200 "
-    "delivered. A record in memory is lost at kill -9 and counted; one in the spool is delivered by the next process. "
-    "A record without an answer in time stays in the spool, or becomes a dead letter, or fails. A record that Kinesis "
-    "rejects becomes a dead letter or fails."
+    "delivered. A record in memory is lost at kill -9, and counted if there are several workers; one in the spool is "
+    "delivered by the next process. A record without an answer in time stays in the spool, or becomes a dead letter, "
+    "or fails. A record that Kinesis rejects becomes a dead letter or fails."
 )
 # Left edge and width: what the client gets, where the record is, where it can end.
 _CLIENT, _RECORD, _END = (2, 124), (146, 166), (346, 172)
@@ -51,14 +51,14 @@ def _ends() -> str:
     return "".join(
         (
             box(_END, 36, "rejected", "4xx or 503:", "nothing is queued", height=76),
-            box(_END, 136, "kill -9: lost", "and counted, if no", "spool has it", height=76),
+            box(_END, 136, "kill -9: lost", "without a spool;", "--workers counts it", height=76),
             box(_END, 266, "kill -9: kept", "the next process", "delivers it", css="disk", height=76),
             box(_END, 385, "not answered", "it stays in the spool,", "or is a dead letter,", "else failed", height=95),
             box(_END, 522, "rejected", "by Kinesis: a dead", "letter, else failed", height=76),
             way("M312 74H344") + way("M312 174H344") + way("M312 304H344", css="back") + way("M312 432H344"),
             way("M312 560H344"),
             area((2, 516), 624, 34),
-            text(260, 646, "Each record is counted where it ends: metrics, log."),
+            text(260, 646, "While the process runs, each record is counted."),
         )
     )
 
