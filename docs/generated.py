@@ -96,10 +96,9 @@ def producer() -> str:
 
 
 def options() -> str:
-    """Return a table for each class of options of the producer."""
+    """Return a table for each class of options, apart from `Config`, which has a page of its own."""
     parts = []
     for cls in (
-        Config,
         SpoolOptions,
         DeadLetterOptions,
         BreakerPolicy,
@@ -137,6 +136,11 @@ def settings() -> str:
         for name, option in gateway_options().items()
     )
     return _table(("setting", *_OPTION_HEAD[1:]), rows)
+
+
+def handler() -> str:
+    """Return the table of the log handler's own options."""
+    return _table(_OPTION_HEAD, (_option_row(name, option) for name, option in described(LogSettings).items()))
 
 
 def serve_parameters() -> list[Any]:
@@ -259,6 +263,7 @@ def routes() -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "environment": environment,
     "settings": settings,
+    "handler": handler,
     "options": options,
     "producer": producer,
     "places": places,

@@ -2,18 +2,50 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
-from benchmarks.front_page import architecture, comparison
+from benchmarks.front_page import (
+    acknowledgement,
+    architecture,
+    comparison,
+    configuration,
+    deployment,
+    invariant,
+    journey,
+    leases,
+    log_handler,
+    sizing,
+    spool_states,
+)
 from benchmarks.front_page.colours import SCHEMES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 
+PICTURES = (
+    acknowledgement,
+    architecture,
+    comparison,
+    configuration,
+    deployment,
+    invariant,
+    journey,
+    leases,
+    log_handler,
+    sizing,
+    spool_states,
+)
+
+
+def name_of(picture: ModuleType) -> str:
+    """Return the name of a picture's files, such as `spool-states`."""
+    return picture.__name__.rpartition(".")[2].replace("_", "-")
+
 
 def main(folder: Path) -> None:
     """Write the pictures into `folder`."""
-    for picture in (architecture, comparison):
+    for picture in PICTURES:
         for colours in SCHEMES:
-            path = folder / f"{picture.__name__.rpartition('.')[2]}-{colours.name}.svg"
+            path = folder / f"{name_of(picture)}-{colours.name}.svg"
             path.write_text(picture.draw(colours), encoding="utf-8")
             print(path)
 

@@ -10,7 +10,7 @@ from benchmarks.coordination_cost import measured as measured_once, row
 
 # Several tests compare the same fleets, and a fleet costs seconds. Nothing in it is random.
 measured = cache(measured_once)
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "coordination.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "coordination-cost.md"
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""docs/comparison.md: every cell has its evidence, and every file that it names exists."""
+"""The pages of the comparison: every cell has its evidence, and every file that they name exists."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ from benchmarks.native_rivals import GO, KPL
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+ALL_PAGES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("comparison*.md")))
 RESULTS = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
 # In the order of results.md: plain HTTP with 100 B and 1 KiB, TLS with 100 B and 1 KiB.
 MEASURED = [
@@ -24,7 +25,7 @@ def _rows(text: str) -> list[list[str]]:
 
 HEAD, _, *ROWS = _rows(PAGE.partition("\n## ")[0])
 PRODUCTS = HEAD[-8:]
-SECTIONS: dict[str, str] = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+SECTIONS: dict[str, str] = dict(re.findall(r"^## (.+?)\n(.*?)(?=^##? |\Z)", ALL_PAGES, re.MULTILINE | re.DOTALL))
 
 
 def _anchor(title: str) -> str:
@@ -32,7 +33,7 @@ def _anchor(title: str) -> str:
 
 
 def _section(row: list[str]) -> str:
-    link = re.search(r"\(#(.+?)\)", row[0])
+    link = re.search(r"\([\w.-]*#(.+?)\)", row[0])
     assert link is not None
     return next(text for title, text in SECTIONS.items() if _anchor(title) == link[1])
 
@@ -46,7 +47,7 @@ def test_every_cell_of_a_row_has_its_evidence(row: list[str]) -> None:
 
 
 def test_the_files_named_as_evidence_exist() -> None:
-    named = set(re.findall(r"`((?:tests|benchmarks|docs)/[\w/.]+)`", PAGE))
+    named = set(re.findall(r"`((?:tests|benchmarks|docs)/[\w/.]+)`", ALL_PAGES))
     assert len(named) > 20
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 

@@ -1,4 +1,4 @@
-"""docs/configuration.md matches the code: its tables are generated, and each row is checked with `Config`."""
+"""The pages of the configuration match the code: tables are generated, and each row is checked with `Config`."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks.front_page.configuration import STEPS
 from docs import generated
 from kpl_core import Config, ConfigError, StreamConfig
 from kpl_core.options.config import NON_RETRYABLE_ERROR_CODES
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.option import described
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "configuration.md").read_text(encoding="utf-8")
+REFERENCE = (DOCS / "reference" / "producer.md").read_text(encoding="utf-8")
+ADVICE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("configuration*.md")))
 ROWS = {
     cells[0].strip("`"): cells[1:]
     for line in generated.producer().splitlines()[2:]
@@ -20,7 +24,7 @@ ROWS = {
 }
 OPTIONS = described(Config)
 # One bullet describes one option, or a few related ones.
-BULLETS: list[str] = re.findall(r"^- \*\*`.*?(?=^- |^\n?#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+BULLETS: list[str] = re.findall(r"^- \*\*`.*?(?=^- |^\n?#|\Z)", ADVICE, re.MULTILINE | re.DOTALL)
 DESCRIBED = [name for each in BULLETS for name in re.findall(r"\*\*`(\w+)`\*\*", each.partition(": ")[0])]
 
 
@@ -49,7 +53,7 @@ def test_the_generated_tables_have_every_option_and_no_other() -> None:
     assert set(ROWS) == {field.name for field in OPTIONS.values()} == set(Config.__dataclass_fields__)
     names = re.findall(r"^\| `KPL_(\w+)` \|", generated.environment(), re.MULTILINE)
     assert names == [name.upper() for name, flat in flat_options(Config).items() if flat.has_variable]
-    assert [f"<!-- generated: {name} -->" in PAGE for name in ("producer", "environment")] == [True, True]
+    assert [f"<!-- generated: {name} -->" in REFERENCE for name in ("producer", "environment")] == [True, True]
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
@@ -104,3 +108,9 @@ def test_the_options_of_a_single_stream_are_listed() -> None:
     section = PAGE.partition("### What a stream may have of its own")[2].partition("\n## ")[0]
     listed = [line for line in section.splitlines() if " · " in line]
     assert re.findall(r"`(\w+)`", "\n".join(listed)) == [*StreamConfig.__dataclass_fields__]
+
+
+def test_the_picture_names_only_options() -> None:
+    named = {name for _, _, lines in STEPS for line in lines for name in re.findall(r"[a-z.]+(?:_[a-z.]+)+", line)}
+    assert {name for name in named if name not in OPTIONS} == {"rate_limit_..._per_sec_per_shard"}
+    assert len(named) >= 15

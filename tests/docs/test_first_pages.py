@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.front_page import architecture, comparison, demo
+from benchmarks.front_page import comparison, demo
+from benchmarks.front_page.__main__ import PICTURES as DRAWN_PICTURES, name_of
 from benchmarks.front_page.colours import DARK, LIGHT, SCHEMES, Colours, contrast
 from benchmarks.front_page.comparison import PANELS, Panel
 from kpl_integrations.cli.demo import LOAD, DemoRecords
@@ -22,9 +23,9 @@ CSS = (ROOT / "docs" / "site.css").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("colours", SCHEMES, ids=lambda colours: colours.name)
-@pytest.mark.parametrize("picture", [architecture, comparison], ids=lambda picture: picture.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("picture", DRAWN_PICTURES, ids=name_of)
 def test_a_picture_is_what_its_script_draws_now(picture, colours: Colours) -> None:
-    path = PICTURES / f"{picture.__name__.rpartition('.')[2]}-{colours.name}.svg"
+    path = PICTURES / f"{name_of(picture)}-{colours.name}.svg"
     assert path.read_text(encoding="utf-8") == picture.draw(colours), "run: python -m benchmarks.front_page"
 
 
@@ -115,8 +116,10 @@ def test_both_pages_have_the_same_tree_of_adapters() -> None:
 def test_the_tree_leads_to_every_page_about_an_adapter() -> None:
     linked = {*re.findall(r"\(howto/([\w-]+)\.md\)", _tree(INDEX))}
     # These are about what one does with an adapter that is chosen.
-    about_use = {"aws", "dashboard", "deploy", "ingest-sizing", "metrics", "policies", "process-end", "tenants"}
+    about_use = {"aws", "dashboard", "deploy", "metrics", "policies", "process-end", "tenants"}
     about_use |= {"spool-and-dead-letters"}
+    for divided in ("coordination", "ingest", "logging", "producer"):
+        about_use |= {path.stem for path in (ROOT / "docs" / "howto").glob(f"{divided}-*.md")}
     assert linked == {path.stem for path in (ROOT / "docs" / "howto").glob("*.md")} - about_use
 
 

@@ -19,6 +19,8 @@ PAGES = (
     "docs/howto/aws-sdk.md",
     "docs/howto/consuming.md",
     "docs/howto/producer.md",
+    "docs/howto/producer-streams.md",
+    "docs/howto/producer-threads.md",
     "docs/howto/tenants.md",
     "docs/howto/testing.md",
     "docs/howto/topics.md",

@@ -32,6 +32,8 @@ RUN_ELSEWHERE = {
     DOCS / "howto" / "topics.md",
     DOCS / "howto" / "policies.md",
     DOCS / "howto" / "producer.md",
+    DOCS / "howto" / "producer-streams.md",
+    DOCS / "howto" / "producer-threads.md",
     DOCS / "howto" / "testing.md",
     DOCS / "tutorial.md",
 }

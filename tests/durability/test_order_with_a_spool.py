@@ -1,6 +1,6 @@
 """The order of a key where a spool is configured. In real time, because the spool has a thread.
 
-The rows of the table in docs/guarantees.md without a spool are in tests/producer/test_order_rows.py.
+The rows of the table in docs/guarantees-order.md without a spool are in tests/producer/test_order_rows.py.
 """
 
 from pathlib import Path

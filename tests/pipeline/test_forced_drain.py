@@ -1,6 +1,6 @@
 """When closing runs out of time everything leaves at once, and a key's user records still in the order they were put.
 
-(docs/howto/producer.md, Order: by default records of one key leave in the order they were put.)
+(docs/howto/producer-streams.md, Order: by default records of one key leave in the order they were put.)
 """
 
 from collections import defaultdict

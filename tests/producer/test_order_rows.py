@@ -1,4 +1,4 @@
-"""Where the order of a key holds, and where it does not: a law for each row of the table in docs/guarantees.md.
+"""Where the order of a key holds, and where it does not: a law for each row of the table in docs/guarantees-order.md.
 
 A reader sees a record "in order" if none of its key that was put later was seen before. In the rows that promise no
 order, a test shows that it does get lost, so that the page promises neither too much nor too little.
