@@ -249,14 +249,14 @@ class GatewayConnection(HttpConnection):
             self._fail()
             return None
         if request is not None:
-            self._go_on(request.run())
+            self._go_on(request.run(), request=request)
         return request
 
     def _has_cpu_share(self, _tenant: object) -> bool:
         """Return False if the request, whose tenant is noted, is to be refused."""
         return not self.reader.refuses()
 
-    def _go_on(self, steps: Steps[Answer], *, keep_alive: bool = True) -> bool:
+    def _go_on(self, steps: Steps[Answer], *, keep_alive: bool = True, request: RecordsRequest | None = None) -> bool:
         """Run a request to its end, or until it has to wait. Return True if it is answered."""
         try:
             need = next(steps)
@@ -264,7 +264,7 @@ class GatewayConnection(HttpConnection):
             self._send(encoded(end.value), end.value.request_id or new_request_id(), keep_alive=keep_alive)
             return True
         except Exception:  # noqa: BLE001 - it is logged, and answered 500
-            self._fail()
+            self._fail(request)
             return True
         if isinstance(need, Results):
             # Until it is complete, requests behind it wait, and a shutdown lets it finish.
@@ -308,9 +308,9 @@ class GatewayConnection(HttpConnection):
         if started is not None:
             self.turns.charge(self.reader.flow, self.reader.weight, time.thread_time() - started)
 
-    def _fail(self) -> None:
+    def _fail(self, request: RecordsRequest | None = None) -> None:
         """Log the current exception, and answer 500 with the id that the log line has."""
-        request_id = new_request_id()
+        request_id = new_request_id() if request is None else request.identified()
         _log.exception("Exception in the fast path; answered with request_id=%s", request_id.decode())
         self._send(FAILED, request_id)
 

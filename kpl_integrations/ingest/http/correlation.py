@@ -110,8 +110,10 @@ def trace_context(correlation: Correlation | None, *, is_verified: bool) -> Trac
 
 
 def request_id_of_scope(scope: Scope) -> bytes:
-    """Return the id of a request that the gateway has identified; a new one for another request."""
-    request_id: bytes = scope.get(REQUEST_ID) or new_request_id()
+    """Return the id of a request that the gateway has identified; another request gets a new one."""
+    if REQUEST_ID not in scope:
+        scope[REQUEST_ID] = new_request_id()
+    request_id: bytes = scope[REQUEST_ID]
     return request_id
 
 

@@ -186,8 +186,28 @@ class TestTheAccessLog:
             monkeypatch.setattr(type(gateway.admission), "put_pairs", _fails)
             await line.hear(request(ONE, f"content-type: {JSON}", "x-request-id: mine.2"))
             assert line.wire.said.startswith(b"HTTP/1.1 500")
-            assert f"answered with request_id={id_in(line.wire.said)}" in caplog.text
+            assert id_in(line.wire.said) == "mine.2"
+            assert "Exception in the fast path; answered with request_id=mine.2" in caplog.text
             assert f"request_id=mine.2 tenant=plain stream={STREAM}" in caplog.text
+
+    async def test_an_exception_behind_asgi_is_answered_with_the_id_of_its_log_line(self, caplog):
+        """Over HTTP/1.1, where a request that closes its connection does not take the fast path, and over HTTP/2."""
+        scene = Http2Scene()
+        octets = ("content-type", "application/octet-stream"), ("x-request-id", "mine.3")
+        async with scene.gateway:
+            await Client(scene.gateway).post({"partition_key": "k", "data": "first"})
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(scene.gateway.admission), "put_records", _fails)
+                line = line_to(scene.gateway)
+                await line.hear(request(b"x", "connection: close", *[": ".join(field) for field in octets]))
+                talk = Talk(scene)
+                status, headers, _ = await talk.ask("POST", PATH, [*octets], b"x")
+            assert line.wire.said.startswith(b"HTTP/1.1 500")
+            assert (id_in(line.wire.said), status, headers["x-request-id"]) == ("mine.3", 500, "mine.3")
+            line.protocol.connection_lost(None)
+            await talk.close()
+        failed = [each for each in caplog.messages if each.startswith("Exception in ASGI application")]
+        assert failed == ["Exception in ASGI application; request_id=mine.3"] * 2
 
 
 def _fails(*_: object, **__: object) -> None:
