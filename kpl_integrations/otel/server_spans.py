@@ -4,6 +4,7 @@ The tracer provider's sampler decides. A parent-based one (the default) follows 
 gateway has cleared unless the client's credentials are verified.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -21,6 +22,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+_log: Final = logging.getLogger(__name__)
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _NO_ANSWER: Final = "no answer"
 
@@ -39,7 +41,16 @@ class ServerSpan:
         self.tracestate = carrier.get("tracestate", "")
 
     def end(self, status: int | None, attributes: Mapping[str, str]) -> None:
-        """End it with the status of the answer; None: there was no answer."""
+        """End it with the status of the answer; None: there was no answer.
+
+        A span processor that raises is logged: the records of the request may be put, so its answer must be sent.
+        """
+        try:
+            self._end(status, attributes)
+        except Exception:  # noqa: BLE001 - a processor may raise anything
+            _log.exception("the span of a request is lost")
+
+    def _end(self, status: int | None, attributes: Mapping[str, str]) -> None:
         span = self._span
         if span.is_recording():
             span.set_attributes(dict(attributes))

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
@@ -225,6 +225,20 @@ async def test_the_span_of_a_request_without_an_answer_ends(spans, monkeypatch):
 def _fails(*_: object, **__: object) -> None:
     message = "broken"
     raise RuntimeError(message)
+
+
+async def test_a_span_processor_that_raises_costs_no_answer(spans, caplog):
+    class Broken(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            _fails(span)
+
+    spans.provider.add_span_processor(Broken())
+    transport = kinesis()
+    async with gateway_of(transport, tenants(), opentelemetry_traces=True) as gateway:
+        answer = await Client(gateway, "traced").post({"partition_key": "k", "data": {}})
+    assert answer.status == 202
+    assert len(stored(transport, STREAM)) == 1
+    assert "the span of a request is lost" in caplog.text
 
 
 async def test_spans_without_their_package_are_a_mistake_of_the_settings(monkeypatch):
