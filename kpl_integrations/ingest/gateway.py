@@ -37,6 +37,13 @@ from kpl_integrations.ingest.fast_path.requests import records_head_of
 from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.http.answers import Headers, Tally, send_answer, send_refusal
 from kpl_integrations.ingest.http.certificate import ServerCertificate
+from kpl_integrations.ingest.http.correlation import (
+    LOG_FIELDS,
+    REQUEST_ID_HEADER,
+    identify,
+    new_request_id,
+    request_id_of_scope,
+)
 from kpl_integrations.ingest.http.cors import CrossOrigin
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
@@ -44,13 +51,19 @@ from kpl_integrations.ingest.http.request_head import (
     FORWARDED_FOR,
     RecordsHead,
     Server,
+    correlation_of,
     header_fields,
     records_head,
     server_of,
 )
 from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.openapi import openapi_document
-from kpl_integrations.ingest.outside_parts import WatchedSink, dead_letter_sink, opentelemetry_metrics
+from kpl_integrations.ingest.outside_parts import (
+    WatchedSink,
+    dead_letter_sink,
+    opentelemetry_metrics,
+    opentelemetry_spans,
+)
 from kpl_integrations.ingest.readiness.watch import PartsWatch
 from kpl_integrations.ingest.request.kinesis_wire import KinesisRequest, signed_request
 from kpl_integrations.ingest.request.needs import Need, Steps
@@ -219,6 +232,7 @@ class IngestGateway:
             read_turns=self.read_turns,
             parts=parts,
             closing=anyio.Event(),
+            spans=opentelemetry_spans(self.settings),
             wall_clock=time.time,
         )
 
@@ -325,6 +339,7 @@ class IngestGateway:
         elif kind != "http":
             await send({"type": "websocket.close", "code": 1000})
         else:
+            send = identify(scope, send)
             if self._access_log is not None:
                 send = self._access_log.watch(scope, send)
             if self._cors is not None:
@@ -335,7 +350,7 @@ class IngestGateway:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._is_for_this_host(scope["headers"]):
-            await send_refusal(send, Refused(Refusal.HOST, _OTHER_HOST), self.tally)
+            await send_refusal(scope, send, Refused(Refusal.HOST, _OTHER_HOST), self.tally)
             return
         path: str = scope["path"] or "/"
         root: str = scope.get("root_path", "")
@@ -368,6 +383,9 @@ class IngestGateway:
         else:
             request = KinesisRequest(opened, headers, signed_request(scope), client, body, server)
         request.repeated = repeated
+        request.request_id = request_id_of_scope(scope)
+        request.correlation = correlation_of(headers)
+        scope[LOG_FIELDS] = request.log_fields
         return request
 
     def head_of(self, target: bytes, headers: Headers) -> RecordsHead | None:
@@ -408,7 +426,8 @@ class IngestGateway:
     async def finish(self, steps: Steps[Answer], need: Need, send: Send) -> None:
         """Run a request that waits to its end, and send its answer; see `Requests`."""
         answer = await self._driver.run(steps, need)
-        await send_answer(send, answer.status, answer.headers(), answer.body)
+        request_id = answer.request_id or new_request_id()
+        await send_answer(send, answer.status, [*answer.headers(), (REQUEST_ID_HEADER, request_id)], answer.body)
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method: str = scope["method"]
@@ -419,7 +438,7 @@ class IngestGateway:
         try:
             status, headers, body = await self._resource(method, path)(scope)
         except Refused as refused:
-            await send_refusal(send, refused, self.tally)
+            await send_refusal(scope, send, refused, self.tally)
             return
         self.tally.answers[status] += 1
         headers.append((b"content-length", str(len(body)).encode()))

@@ -19,6 +19,7 @@ from kpl_integrations.ingest.admission.clients import (
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount, TenantAccounts
 from kpl_integrations.ingest.http.answers import Tally
+from kpl_integrations.ingest.http.correlation import RequestSpans
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import FieldsByName, Server, authorization_of, server_of
@@ -35,7 +36,8 @@ class OpenGateway:
 
     Unfinished bodies of verified tenants use `verified_room`, those of all others `anonymous_room`. `addresses` bounds
     the refused requests that were not verified. `closing` is set when admission closes; long answers such as event
-    streams end then. `large_bodies` decodes those that take long. `wall_clock` returns seconds since 1970.
+    streams end then. `large_bodies` decodes those that take long. `spans` starts the spans of requests,
+    if there are any. `wall_clock` returns seconds since 1970.
     """
 
     settings: IngestSettings
@@ -55,6 +57,7 @@ class OpenGateway:
     read_turns: ReadTurns
     parts: PartsWatch
     closing: anyio.Event
+    spans: RequestSpans | None
     wall_clock: Callable[[], float]
 
     def account_of(self, scope: Scope, headers: FieldsByName) -> TenantAccount:

@@ -153,6 +153,7 @@ def _records(settings: IngestSettings) -> Document:
             _parameter("query", "ack", {"enum": acks}, description="Has precedence over X-Ack."),
             _parameter("query", "partial", {"enum": ["true", "false"]}),
             _parameter("header", "X-Ack", {"enum": acks}),
+            _parameter("header", "X-Request-Id", _TEXT | {"pattern": "^[A-Za-z0-9._-]{1,128}$"}, description="Its id."),
             _parameter("header", "Idempotency-Key", key),
             _parameter(
                 "header",

@@ -1,4 +1,4 @@
-"""What a gateway's producer has outside this process, by the settings: a place for dead letters, and other metrics."""
+"""What a gateway has outside this process, by the settings: a place for dead letters, other metrics, and spans."""
 
 import contextlib
 import logging
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kpl_core.durability.dead_letters import DeadLetterSink, SinkReport
     from kpl_core.durability.spool import DeadLetter
     from kpl_integrations.metrics.opentelemetry import OpenTelemetryMetrics
+    from kpl_integrations.otel.server_spans import ServerSpans
 
 # In a bucket without a prefix of the settings.
 _PREFIX = "dead-letters/"
@@ -99,3 +100,19 @@ def opentelemetry_metrics(settings: IngestSettings) -> "OpenTelemetryMetrics | N
         message = "opentelemetry_metrics needs a package: pip install 'kpl-integrations[otel]'"
         raise ConfigError(message) from error
     return OpenTelemetryMetrics()
+
+
+def opentelemetry_spans(settings: IngestSettings) -> "ServerSpans | None":
+    """Return what starts a span for each request for records, with the global tracer provider, if the settings want it.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    if not settings.opentelemetry_traces:
+        return None
+    try:
+        from kpl_integrations.otel.server_spans import ServerSpans  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        message = "opentelemetry_traces needs a package: pip install 'kpl-integrations[otel]'"
+        raise ConfigError(message) from error
+    return ServerSpans()

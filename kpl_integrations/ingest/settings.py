@@ -161,6 +161,9 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     opentelemetry_metrics: Annotated[
         bool, Option("Record the producer's metrics with OpenTelemetry's meter provider, too.")
     ] = False
+    opentelemetry_traces: Annotated[
+        bool, Option("Continue the traces of clients in a span for each request, with OpenTelemetry's tracer provider.")
+    ] = False
 
     drain_delay_seconds: Annotated[
         float, Option("How long it serves while not ready, after SIGTERM.", 0, _DAY, "seconds")

@@ -69,6 +69,8 @@ class Answer(NamedTuple):
     # Without Content-Length.
     fields: Sequence[Header] = JSON
     is_unread: bool = False
+    # The id of its request, if that is known. It is not among `fields`, because many requests share an answer.
+    request_id: bytes = b""
 
     def headers(self) -> list[Header]:
         """Return all header fields."""

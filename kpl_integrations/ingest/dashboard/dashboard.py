@@ -80,7 +80,7 @@ class Dashboard:
             try:
                 await route(scope, receive, send)
             except Refused as refused:
-                await send_refusal(send, refused, self._opened.tally)
+                await send_refusal(scope, send, refused, self._opened.tally)
 
         return guarded
 
@@ -99,7 +99,7 @@ class Dashboard:
         except ClientGone:
             return
         except Refused as refused:
-            await send_refusal(send, refused, self._opened.tally)
+            await send_refusal(scope, send, refused, self._opened.tally)
             return
         # The size of the body bounds the number of fields; parse_qs's own bound would raise.
         given = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]

@@ -5,6 +5,7 @@ from kpl_integrations.ingest.decoding.inflate import declares_more, inflate
 from kpl_integrations.ingest.decoding.otlp_body import otlp_in_steps, otlp_records
 from kpl_integrations.ingest.decoding.request_body import CONTENT_TYPES, decode, decode_plain, decode_singles
 from kpl_integrations.ingest.decoding.steps import decode_in_steps, pieces_of
+from kpl_integrations.ingest.decoding.trace_members import trace_members
 
 __all__ = [
     "CONTENT_TYPES",
@@ -21,4 +22,5 @@ __all__ = [
     "otlp_in_steps",
     "otlp_records",
     "pieces_of",
+    "trace_members",
 ]

@@ -37,6 +37,7 @@ from kpl_integrations.ingest.decoding.json_text import (
     printable,
     require_text,
 )
+from kpl_integrations.ingest.decoding.trace_members import with_trace
 
 _PREFIX: Final = "ce-"
 _ANY_FORMAT: Final = "application/cloudevents"
@@ -204,4 +205,6 @@ def _record(text: bytes, index: int, limits: DecodeLimits, keys: NeighbourKeys) 
     # Skip the depth check for events that are rejected anyway.
     if isinstance(made, UserRecord) and is_deeper_than(limits.max_depth, text):
         return RecordProblem(index, "$", f"the event is nested more than {limits.max_depth} deep; flatten it")
-    return made
+    is_traced = limits.trace_members and isinstance(made, UserRecord)
+    # The extension "Distributed Tracing" of CloudEvents has these names too.
+    return UserRecord(key, with_trace(text, limits, key)) if is_traced else made

@@ -23,13 +23,15 @@ class DecodeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_record_bytes` bounds the partition key (as UTF-8) and the data of one record together, as Kinesis
     does. `max_depth` bounds how deep JSON objects and arrays are nested. `max_uncut_bytes` bounds the text of one
-    record, and of a body that cannot be cut into records, if the body is decoded in steps.
+    record, and of a body that cannot be cut into records, if the body is decoded in steps. `trace_members` is what
+    records that can carry it get in addition (`trace_members.py`); empty: nothing.
     """
 
     max_records: int = 10_000
     max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES
     max_depth: int = 64
     max_uncut_bytes: int = 2 * DEFAULT_MAX_RECORD_BYTES
+    trace_members: bytes = b""
 
 
 class RecordProblem(msgspec.Struct, frozen=True, gc=False):

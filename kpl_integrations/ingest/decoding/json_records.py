@@ -49,6 +49,7 @@ from kpl_integrations.ingest.decoding.json_text import (
     string_in_steps,
 )
 from kpl_integrations.ingest.decoding.record_counts import aggregate_counts, aggregate_counts_in_steps
+from kpl_integrations.ingest.decoding.trace_members import with_trace
 
 # For OpenAPI. Some numbers of 39 digits are below 2**128 too; this pattern leaves them out.
 HASH_KEY_PATTERN: Final = "^(0|[1-9][0-9]{0,37})$"
@@ -453,7 +454,7 @@ def _user_records(
                     records.append(UserRecord(key, raw[1:-1], wire.explicit_hash_key))
                     continue
             elif raw[0] == _BRACE and raw.count(b"{") + raw.count(b"[") <= limits.max_depth:
-                records.append(UserRecord(key, raw, wire.explicit_hash_key))
+                records.append(UserRecord(key, with_trace(raw, limits, key), wire.explicit_hash_key))
                 continue
         made = _user_record(wire, raw, index, limits, keys)
         if isinstance(made, RecordProblem):
@@ -488,7 +489,7 @@ def _user_record(
             index, "data", f"data is nested more than {limits.max_depth} deep; flatten it or send a string"
         )
     else:
-        data = raw
+        data = with_trace(raw, limits, wire.partition_key or "")
     return _keyed(wire, data, index, limits, keys)
 
 

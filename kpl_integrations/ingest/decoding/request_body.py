@@ -66,8 +66,9 @@ def decode_plain(
         DecodeRefusal: it has no records or too many.
     """
     decoder = _PLAIN.get(content_type)
-    # A body within the size limit of one record cannot contain a record above it.
-    if decoder is None or len(body) > limits.max_record_bytes:
+    # A body within the size limit of one record cannot contain a record above it. Pairs do not say whether data was an
+    # object or opaque bytes, and only an object can carry a trace.
+    if decoder is None or len(body) > limits.max_record_bytes or limits.trace_members:
         return None
     pairs = decoder(body, limits, keys)
     if pairs is not None:

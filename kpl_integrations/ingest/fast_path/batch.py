@@ -102,7 +102,15 @@ def _groups(requests: list[BatchedRequest]) -> Collection[list[BatchedRequest]]:
     for request in requests:
         head = request[1]
         fields = head.headers
-        key = head.authorization, head.stream, head.query, fields.get(ACK_HEADER), FORWARDED_FOR in fields
+        is_correlated = head.correlation is not None
+        key = (
+            head.authorization,
+            head.stream,
+            head.query,
+            fields.get(ACK_HEADER),
+            FORWARDED_FOR in fields,
+            is_correlated,
+        )
         group = groups.get(key)
         if group is None:
             groups[key] = [request]

@@ -6,16 +6,19 @@ head. These parts may differ:
 
 - the digits of Content-Length;
 - the value of Authorization: a proxy sends the requests of several tenants over one connection;
-- the values of fields that neither the server nor the gateway reads, such as `traceparent` and `x-request-id`.
+- the values of `X-Request-Id`, `traceparent` and `tracestate`, of which each request may have its own;
+- the values of fields that neither the server nor the gateway reads, such as `User-Agent`.
 
 The head of a chunked request has to be the same.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final, Self
 
 import msgspec
 
+from kpl_integrations.ingest.http.correlation import CORRELATING, Correlation
 from kpl_integrations.ingest.http.request_head import RecordsHead
 
 # A connection stores one head with at most so many bytes and lines, and verified credentials of so many bytes.
@@ -58,6 +61,9 @@ _READ: Final = frozenset(
     }
 )
 _READ_STARTS: Final = (b"ce-", b"x-ack", b"x-amz-", b"x-explicit-", b"x-forwarded-", b"x-partition-", b"forwarded")
+_BLANKS: Final = b" \t"
+_CORRELATING: Final = frozenset(CORRELATING)
+_UNCORRELATED: Final = Correlation()
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+", re.IGNORECASE)
 # What the parser accepts in every value; a line with another byte is parsed.
 _PLAIN: Final = bytes(range(0x20, 0x7F))
@@ -76,6 +82,14 @@ def _joined_chunks(received: bytes, start: int) -> bytes | None:
             return b"".join(chunks) if start == len(received) else None
         chunks.append(received[found.end() : end])
     return None
+
+
+def _correlation_with(lines: Mapping[bytes, bytes], first: Correlation) -> Correlation:
+    """Return the values of these lines, by name in lower case, else those of the first head."""
+    pairs = zip(CORRELATING, first, strict=True)
+    return Correlation(
+        *[lines[name].partition(b":")[2].strip(_BLANKS) if name in lines else value for name, value in pairs]
+    )
 
 
 class HeadCache:
@@ -171,7 +185,8 @@ class HeadCache:
         lines = received[: max(end, 0)].split(_LINE)
         if len(lines) != len(self._lines):
             return None
-        changing, length, credentials = self._changing, b"0", b""
+        changing, length = self._changing, b"0"
+        changed: dict[bytes, bytes] = {}
         for number, (line, known) in enumerate(zip(lines, self._lines, strict=True)):
             if line == known:
                 continue
@@ -180,19 +195,22 @@ class HeadCache:
                 return None
             if number == self._length_line:
                 length = line[len(start) :]
-            elif start[:-1].lower() == _AUTHORIZATION:
-                credentials = line
+            else:
+                changed[start[:-1].lower()] = line
         body = received[end + len(_END) :]
         if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) != len(body):
             return None
-        self.head = self._head_with(credentials)
+        self.head = self._head_with(changed.get(_AUTHORIZATION, b""))
+        if not _CORRELATING.isdisjoint(changed):
+            correlation = _correlation_with(changed, self._first.correlation or _UNCORRELATED)
+            self.head = msgspec.structs.replace(self.head, correlation=correlation)
         return body
 
     def _head_with(self, line: bytes) -> RecordsHead:
         """Return the parsed head with the credentials of this line; empty: with those of the first head."""
+        self._line = line
         if not line:
             return self._first
-        self._line = line
         head = self._heads.get(line)
         if head is None:
             shown = line.partition(b":")[2].strip().decode("ascii")
@@ -201,14 +219,14 @@ class HeadCache:
 
     def keep_credentials(self) -> None:
         """Store `head`, because its credentials are verified."""
-        if self.head is self._first or self._line in self._heads:
+        if self.head is self._first or not self._line or self._line in self._heads:
             return
         size = 2 * len(self._line) + _HEAD_BYTES
         self._credential_bytes += size
         if self._credential_bytes > _MOST_CREDENTIAL_BYTES:
             self._heads.clear()
             self._credential_bytes = size
-        self._heads[self._line] = self.head
+        self._heads[self._line] = msgspec.structs.replace(self.head, correlation=self._first.correlation)
 
     def _cut(self) -> None:
         """Cut the head into lines, and find those whose rest may differ."""

@@ -20,6 +20,7 @@ from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, PendingRequest, Requests, encoded
 from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection import HttpConnection
+from kpl_integrations.ingest.http.correlation import new_request_id, request_id_of
 from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
@@ -122,7 +123,7 @@ class GatewayConnection(HttpConnection):
         _, head, body, received = request
         try:
             if isinstance(answer, EncodedAnswer):
-                self._send(answer)
+                self._send(answer, request_id_of(head.correlation) if head.correlation else new_request_id())
             elif answer is not None:
                 self._go_on(answer)
             elif self._start(head, body) is None and not self.transport.is_closing():
@@ -245,27 +246,25 @@ class GatewayConnection(HttpConnection):
         try:
             request = self.requests.begin(head, body, client, server)
         except Exception:  # noqa: BLE001 - it is logged, and answered 500
-            _log.exception("Exception in the fast path")
-            self._send(FAILED)
+            self._fail()
             return None
         if request is not None:
-            self._go_on(request.run())
+            self._go_on(request.run(), request=request)
         return request
 
     def _has_cpu_share(self, _tenant: object) -> bool:
         """Return False if the request, whose tenant is noted, is to be refused."""
         return not self.reader.refuses()
 
-    def _go_on(self, steps: Steps[Answer], *, keep_alive: bool = True) -> bool:
+    def _go_on(self, steps: Steps[Answer], *, keep_alive: bool = True, request: RecordsRequest | None = None) -> bool:
         """Run a request to its end, or until it has to wait. Return True if it is answered."""
         try:
             need = next(steps)
         except StopIteration as end:
-            self._send(encoded(end.value), keep_alive=keep_alive)
+            self._send(encoded(end.value), end.value.request_id or new_request_id(), keep_alive=keep_alive)
             return True
         except Exception:  # noqa: BLE001 - it is logged, and answered 500
-            _log.exception("Exception in the fast path")
-            self._send(FAILED)
+            self._fail(request)
             return True
         if isinstance(need, Results):
             # Until it is complete, requests behind it wait, and a shutdown lets it finish.
@@ -311,12 +310,19 @@ class GatewayConnection(HttpConnection):
         if started is not None:
             self.turns.charge(self.reader.flow, self.reader.weight, time.thread_time() - started)
 
-    def _send(self, answer: EncodedAnswer, *, keep_alive: bool = True) -> None:
-        """Send an answer, unless the client has gone."""
+    def _fail(self, request: RecordsRequest | None = None) -> None:
+        """Log the current exception, and answer 500 with the id that the log line has."""
+        request_id = new_request_id() if request is None else request.identified()
+        _log.exception("Exception in the fast path; answered with request_id=%s", request_id.decode())
+        self._send(FAILED, request_id)
+
+    def _send(self, answer: EncodedAnswer, request_id: bytes, *, keep_alive: bool = True) -> None:
+        """Send an answer to the request with this id, unless the client has gone."""
         if self.transport.is_closing():
             return
         shared = self.server.shared
-        self.transport.write(self.answer_starts.of(answer.status, shared.default_headers) + answer.content)
+        start = self.answer_starts.of(answer.status, shared.default_headers)
+        self.transport.write(b"%bx-request-id: %b\r\n%b" % (start, request_id, answer.content))
         shared.total_requests += 1
         if answer.closes or not keep_alive:
             self.transport.close()

@@ -4,13 +4,18 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kpl_integrations.asgi.protocol import Message, Scope, Send
 from kpl_integrations.ingest.decoding.json_text import printable
+from kpl_integrations.ingest.http.correlation import LOG_FIELDS
 
 _log: Final = logging.getLogger("kpl_integrations.ingest.access")
+
+
+LogAnswer = Callable[[int, Mapping[str, str]], None]
+"""Logs an answer: its status, and what is known of its request."""
 
 
 class _Request(NamedTuple):
@@ -21,7 +26,11 @@ class _Request(NamedTuple):
 
 
 class AccessLog:
-    """Logs each request with the probability `share`. Client, method, target, status and milliseconds are fields."""
+    """Logs each request with the probability `share`.
+
+    Client, method, target, status and milliseconds are fields, and the request's id. Tenant, stream and the id of its
+    trace are, as far as they are known.
+    """
 
     def __init__(
         self,
@@ -46,19 +55,19 @@ class AccessLog:
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._write(request, message["status"], began)
+                self._write(request, message["status"], began, scope[LOG_FIELDS]() if LOG_FIELDS in scope else {})
             await send(message)
 
         return watched
 
-    def begin(self, client: str, target: str, received_bytes: int) -> Callable[[int], None] | None:
+    def begin(self, client: str, target: str, received_bytes: int) -> "LogAnswer | None":
         """Return what logs a POST of the fast path when its status is known; None if it is not chosen."""
         if self._chance() >= self._share:
             return None
         request, began = _Request(client, "POST", target, received_bytes), self._clock()
-        return lambda status: self._write(request, status, began)
+        return lambda status, known: self._write(request, status, began, known)
 
-    def _write(self, request: _Request, status: int, began: float) -> None:
+    def _write(self, request: _Request, status: int, began: float, known: Mapping[str, str]) -> None:
         milliseconds = round(1e3 * (self._clock() - began), 3)
         fields: dict[str, Any] = {
             "client": printable(request.client),
@@ -69,5 +78,6 @@ class AccessLog:
         }
         if request.received_bytes is not None:
             fields["received_bytes"] = request.received_bytes
+        fields |= {name: printable(value) for name, value in known.items()}
         text = " ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
         _log.info("request %s", text, extra={"fields": fields})

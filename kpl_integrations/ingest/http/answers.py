@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import anyio
 import msgspec
 
-from kpl_integrations.asgi.protocol import Header, Send
+from kpl_integrations.asgi.protocol import Header, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import Answer, RecordAnswer, RejectedRecord
 from kpl_integrations.ingest.admission.refusals import (
     QUEUE_SHARE,
@@ -17,6 +17,7 @@ from kpl_integrations.ingest.admission.refusals import (
     Refused,
     refusal_headers,
 )
+from kpl_integrations.ingest.http.correlation import request_id_of_scope
 
 PROBLEM_JSON: Final = b"application/problem+json"
 REGISTERED_TYPES: Final = frozenset({"quota-exceeded", "temporary-reduced-capacity"})
@@ -46,6 +47,7 @@ class Problem(
     status: int
     detail: str
     code: str
+    request_id: Annotated[str, msgspec.Meta(description="the value of X-Request-Id in the answer")]
     field: Annotated[str, msgspec.Meta(description="the parameter or member in question")] | None = None
     index: Annotated[int, msgspec.Meta(description="the index of the record in question, from 0")] | None = None
     errors: (
@@ -68,8 +70,8 @@ class Problem(
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def problem_of(refused: Refused) -> Answer:
-    """Return the answer to a rejected request."""
+def problem_of(refused: Refused, request_id: bytes) -> Answer:
+    """Return the answer to a rejected request with this id."""
     answer = REFUSALS[refused.refusal]
     is_registered = answer.code in REGISTERED_TYPES
     body = _encode(
@@ -79,6 +81,7 @@ def problem_of(refused: Refused) -> Answer:
             status=answer.status,
             detail=refused.detail,
             code=refused.code or answer.code,
+            request_id=request_id.decode(),
             **(refused.extensions or {}),
         )
     )
@@ -102,9 +105,9 @@ async def send_answer(send: Send, status: int, headers: Headers, body: bytes) ->
         await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(send: Send, refused: Refused, tally: Tally) -> None:
+async def send_refusal(scope: Scope, send: Send, refused: Refused, tally: Tally) -> None:
     """Count a rejected request and send its answer."""
-    answer = problem_of(refused)
+    answer = problem_of(refused, request_id_of_scope(scope))
     tally.refusals[refused.refusal] += 1
     tally.answers[answer.status] += 1
     await send_answer(send, answer.status, answer.headers(), answer.body)

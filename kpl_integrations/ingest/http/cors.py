@@ -12,9 +12,9 @@ _METHODS: Final = b"GET, POST"
 _HEADERS: Final = (
     b"authorization, content-type, content-encoding, idempotency-key, x-ack, x-partition-key, x-explicit-hash-key, "
     b"x-amz-date, x-amz-target, x-amz-security-token, x-amz-content-sha256, x-amz-user-agent, amz-sdk-invocation-id, "
-    b"amz-sdk-request, traceparent, tracestate"
+    b"amz-sdk-request, traceparent, tracestate, x-request-id"
 )
-_EXPOSED: Final = b"retry-after, ratelimit, ratelimit-policy, x-amzn-requestid"
+_EXPOSED: Final = b"retry-after, ratelimit, ratelimit-policy, x-amzn-requestid, x-request-id"
 _MAX_AGE_SECONDS: Final = b"3600"
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from kpl_integrations.asgi.protocol import Message, Receive, Scope, Send
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
+from kpl_integrations.ingest.http.correlation import request_id_of_scope
 from kpl_integrations.ingest.http.raw_answers import CONTINUE, FAILED_CONTENT
 
 _log: Final = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ class Cycle(Protocol):
     async def send(self, message: Message) -> None:
         """Send a message of the application."""
 
-    def fail(self) -> None:
-        """End an answer that the application has not completed."""
+    def fail(self, request_id: bytes) -> None:
+        """End an answer that the application has not completed, to the request with this id."""
 
 
 async def let_answer(application: Any, scope: Scope, cycle: Cycle) -> None:  # noqa: ANN401 - an ASGI application
@@ -51,10 +52,10 @@ async def let_answer(application: Any, scope: Scope, cycle: Cycle) -> None:  # n
         if not (cycle.response_complete or cycle.disconnected):
             _log.error("the application did not complete its answer")
     except Exception:  # noqa: BLE001 - an application may raise anything
-        _log.exception("Exception in ASGI application")
+        _log.exception("Exception in ASGI application; request_id=%s", request_id_of_scope(scope).decode())
     finally:
         if not (cycle.response_complete or cycle.disconnected):
-            cycle.fail()
+            cycle.fail(request_id_of_scope(scope))
 
 
 class RequestCycle:
@@ -127,10 +128,10 @@ class RequestCycle:
         finally:
             self._answered = _nothing
 
-    def fail(self) -> None:
+    def fail(self, request_id: bytes) -> None:
         """Answer 500, or close the connection if an answer has begun."""
         if self._head or not self._has_started:
-            self._transport.write(self._start_of(500) + FAILED_CONTENT)
+            self._transport.write(b"%bx-request-id: %b\r\n%b" % (self._start_of(500), request_id, FAILED_CONTENT))
         self.keep_alive = False
         self._complete()
 

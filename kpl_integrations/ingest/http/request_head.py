@@ -9,6 +9,7 @@ import msgspec
 
 from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.http.correlation import CORRELATING, Correlation
 from kpl_integrations.ingest.tenants import ACKS, Ack, Tenant
 
 ACK_HEADER: Final = b"x-ack"
@@ -53,6 +54,7 @@ class RequestOptions(NamedTuple):
 
 _NO_OPTIONS: Final = RequestOptions()
 _NO_TEXTS: Final[Mapping[str, str]] = {}
+_UNCORRELATED: Final = [None] * len(CORRELATING)
 
 
 class Server(NamedTuple):
@@ -100,8 +102,8 @@ def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | 
 class RecordsHead(msgspec.Struct, frozen=True, gc=False):
     """The head of a request for records. It depends neither on the tenant nor on the body.
 
-    `headers` and `texts` may be those of an earlier request on the connection, which had other credentials
-    (`fast_path/head_cache.py`). So read `authorization`.
+    `headers` and `texts` may be those of an earlier request on the connection, which had other credentials and another
+    id and trace (`fast_path/head_cache.py`). So read `authorization` and `correlation`.
     """
 
     stream: str
@@ -115,6 +117,8 @@ class RecordsHead(msgspec.Struct, frozen=True, gc=False):
     # None: they are invalid, and `options_of` says why.
     options: RequestOptions | None
     headers: FieldsByName
+    # None: the request has none of its fields.
+    correlation: Correlation | None = None
 
     def __repr__(self) -> str:
         """Leave out the credentials."""
@@ -154,6 +158,12 @@ def authorization_of(headers: FieldsByName) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
+def correlation_of(headers: FieldsByName) -> Correlation | None:
+    """Return the fields that name a request elsewhere; None without any of them."""
+    values = [headers.get(name) for name in CORRELATING]
+    return None if values == _UNCORRELATED else Correlation(*values)
+
+
 def records_head(stream: str, query: bytes, headers: FieldsByName) -> RecordsHead:
     """Return the parsed head of a request for records."""
     plain_type = None if b"ce-specversion" in headers else _PLAIN_TYPES.get(headers.get(b"content-type", b""))
@@ -173,6 +183,7 @@ def records_head(stream: str, query: bytes, headers: FieldsByName) -> RecordsHea
         texts=texts,
         options=options,
         headers=headers,
+        correlation=correlation_of(headers),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Final, Protocol
 
 from kpl_integrations.asgi.protocol import Message
+from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER
 from kpl_integrations.ingest.http.request_cycle import FORBIDDEN, WITHOUT_BODY
 
 # Fields of HTTP/1.1 that HTTP/2 does not have (RFC 9113, section 8.2.2).
@@ -81,13 +82,13 @@ class Http2Stream:
             self._release_window()
         self._changed.set()
 
-    def fail(self) -> None:
+    def fail(self, request_id: bytes) -> None:
         """Answer 500, or abort an answer that has begun."""
         if self._head is None and self._has_started:
             self._port.give_up(self._id)
             return
         self._complete()
-        self._port.send_head(self._id, 500, list(_FAILED_FIELDS), end=self._is_head)
+        self._port.send_head(self._id, 500, [*_FAILED_FIELDS, (REQUEST_ID_HEADER, request_id)], end=self._is_head)
         if not self._is_head:
             self._port.send_data(self._id, _FAILED, end=True)
 

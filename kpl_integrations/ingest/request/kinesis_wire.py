@@ -177,6 +177,7 @@ class KinesisRequest(Request):
     __slots__ = ("by_name", "credential", "key", "operation", "signed", "wire")
     operation: str
     credential: Credential
+    route = "/"
     who = (open_gateway, repeated_fields, named_key, address_bytes, length, body, signature)
     may_it = (cpu_share, refused_bytes, known_operation)
 
@@ -252,6 +253,7 @@ class KinesisRequest(Request):
 
     def _require_stream(self, stream: str) -> Steps[str]:
         """Return the canonical name of the stream."""
+        self.stream = stream
         if self._may_write_to(stream):
             return stream
         tenant = self.account.tenant

@@ -96,9 +96,9 @@ def existing_stream(request: "OtlpRequest") -> Steps[None] | None:
 class OtlpRequest(Request):
     """One export request of a signal."""
 
-    __slots__ = ("ack", "media_type", "signal", "stream")
+    __slots__ = ("ack", "media_type", "signal")
     ack: Ack
-    stream: str
+    route = "/v1/{signal}"
     who = (open_gateway, repeated_fields, credentials)
     may_it = (cpu_share, refused_bytes, media_type, named_stream, options, existing_stream, length, body)
 

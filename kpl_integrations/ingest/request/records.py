@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
+import msgspec
+
 from kpl_core import Deliveries, InvalidUserRecord
 from kpl_core.records.user_record import require_stream
 from kpl_integrations.ingest.admission.acknowledgement import (
@@ -26,6 +28,7 @@ from kpl_integrations.ingest.decoding import (
     decode_plain,
     decode_singles,
     pieces_of,
+    trace_members,
 )
 from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.answers import problem_of
@@ -78,9 +81,10 @@ def existing_stream(request: "RecordsRequest") -> Steps[None] | None:
 class RecordsRequest(Request):
     """A request with this head. It accepts all of its records or none, or those that are valid if it says `partial`."""
 
-    __slots__ = ("ack", "head", "limits", "partial", "stream")
+    __slots__ = ("ack", "head", "limits", "partial")
     ack: Ack
     partial: bool
+    route = PREFIX + "{stream}" + SUFFIX
     who = (open_gateway, repeated_fields, credentials)
     may_it = (cpu_share, refused_bytes, options, existing_stream, length, body)
 
@@ -97,6 +101,7 @@ class RecordsRequest(Request):
         self.head = head
         self.limits = limits
         self.stream = head.stream
+        self.correlation = head.correlation
 
     def look_up_stream(self) -> Steps[None]:
         """Check name, permission and existence, in this order, and note the canonical name.
@@ -126,7 +131,7 @@ class RecordsRequest(Request):
 
     def rejection(self, error: Exception) -> Answer:
         """Return a problem document."""
-        return problem_of(cast("Refused", error))
+        return problem_of(cast("Refused", error), self.identified())
 
     def may_be_put_together(self) -> bool:
         """Return True if requests with this head, whose options are known, may be put together with others."""
@@ -138,7 +143,7 @@ class RecordsRequest(Request):
         All are requests with the tenant, the stream and the options of this one, which has no body of its own. After
         None each needs a request of its own.
         """
-        if not (self._passes() and self.ack != "spooled" and self.account.puts_pairs):
+        if not (self._passes() and self.ack != "spooled" and self.account.puts_pairs) or self._must_be_alone():
             return None
         pairs, admission = decode_singles(bodies, self.limits), self.gateway.admission
         if pairs is None:
@@ -156,13 +161,23 @@ class RecordsRequest(Request):
         self.gateway.tally.answers[_ONE_QUEUED.status] += len(bodies)
         return _ONE_QUEUED
 
+    def _must_be_alone(self) -> bool:
+        """Return True if what the requests of a group do depends on the id or the trace of each."""
+        if self.correlation is None:
+            return self.gateway.spans is not None
+        # A refusal says the id of its request, and a record its trace.
+        is_traced = self.gateway.spans is not None or self.account.tenant.trace_records
+        return is_traced or self.ack == "delivered"
+
     def _answer_to_one(self, delivery: Deliveries, body_bytes: int) -> Steps[Answer]:
         """Wait for the result of a record that was put with others; return the answer, and count it."""
         try:
             answer = yield from self._wait(Decoded([], []), delivery)
         except Refused as error:
             self.received_bytes = body_bytes
-            answer = self._rejected(error)
+            # Each has an id of its own.
+            self.request_id = b""
+            answer = self._rejected(error)._replace(request_id=self.request_id)
         self.gateway.tally.answers[answer.status] += 1
         return answer
 
@@ -201,6 +216,8 @@ class RecordsRequest(Request):
     def _put(self, received: bytes) -> Steps[Answer]:
         """Decode and put the records of the body, and wait until `ack` is true."""
         is_queued = self.ack == "queued"
+        if self.trace is not None and self.account.tenant.trace_records:
+            self.limits = msgspec.structs.replace(self.limits, trace_members=trace_members(*self.trace))
         try:
             small = small_body(
                 self.headers.get(b"content-encoding"), received, self.gateway.settings.max_inflated_bytes

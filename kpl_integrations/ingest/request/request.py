@@ -16,7 +16,16 @@ from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.clients import AddressBudget, ClientRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.decoding.json_text import printable
+from kpl_integrations.ingest.http.access_log import LogAnswer
 from kpl_integrations.ingest.http.bodies import require_length, require_size
+from kpl_integrations.ingest.http.correlation import (
+    Correlation,
+    RequestSpan,
+    TraceContext,
+    request_id_of,
+    trace_context,
+)
 from kpl_integrations.ingest.http.request_head import FieldsByName, Server
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.request.needs import Body, Steps, Stored
@@ -34,13 +43,15 @@ class Request:
     `body` is the body if all of it has arrived with the head. `server` is what the gateway's own server offers.
     """
 
-    __slots__ = ("_is_known", "account", "authorization", "body", "client", "gateway", "headers", "inflated_bytes",
-                 "log", "payer", "received_bytes", "repeated", "server", "status")  # fmt: skip
+    __slots__ = ("_is_known", "account", "authorization", "body", "client", "correlation", "gateway", "headers",
+                 "inflated_bytes", "log", "payer", "received_bytes", "repeated", "request_id", "server", "span",
+                 "status", "stream", "trace")  # fmt: skip
     account: TenantAccount
     # What a refused request is charged to; None: the tenant, whose credentials it had.
     payer: AddressBudget | None
     who: ClassVar[tuple[Step, ...]]
     may_it: ClassVar[tuple[Step, ...]]
+    route: ClassVar[str]
 
     def __init__(
         self,
@@ -61,21 +72,33 @@ class Request:
         self.received_bytes = self.inflated_bytes = self.status = 0
         # The refusal of a header field that is repeated with another value.
         self.repeated: Refused | None = None
-        # Called with the status, if the request is logged.
-        self.log: Callable[[int], None] | None = None
+        # Called with the status and `log_fields`, if the request is logged.
+        self.log: LogAnswer | None = None
         self._is_known = False
+        # The stream that the request names; empty while that is not known.
+        self.stream = ""
+        # What names this request elsewhere, as received. The id is empty until it is needed.
+        self.correlation: Correlation | None = None
+        self.request_id = b""
+        # Its span, and the place in a trace that its records carry; None without tracing.
+        self.span: RequestSpan | None = None
+        self.trace: TraceContext | None = None
 
     def run(self) -> Steps[Answer]:
         """Return the answer, and count it. A driver throws what it fails with into the generator.
 
         `REJECTED` is answered in the form of the request. After any other exception the request has no answer.
         """
+        spans = self.gateway.spans
+        is_traced, started_at = spans is not None, 0 if spans is None else spans.now()
         try:
             for step in self.who:
                 waiting = step(self)
                 if waiting is not None:
                     yield from waiting
             self.account.requests += 1
+            if is_traced or self.account.tenant.trace_records:
+                self._join_trace(started_at)
             for step in self.may_it:
                 waiting = step(self)
                 if waiting is not None:
@@ -83,11 +106,68 @@ class Request:
             answer = yield from self.accept(self.body or b"")
         except REJECTED as error:
             answer = self._rejected(error)
+        except BaseException as error:
+            self._broke(error, started_at)
+            raise
         self.status = answer.status
         self.gateway.tally.answers[answer.status] += 1
-        if self.log is not None:
-            self.log(answer.status)
+        if is_traced or self.log is not None or self.request_id or self.correlation is not None:
+            return self._answered(answer, started_at)
         return answer
+
+    def _answered(self, answer: Answer, started_at: int) -> Answer:
+        """End the span and log the answer. Return it with the id of the request."""
+        if self.gateway.spans is not None:
+            self._end_span(answer.status, started_at)
+        if self.log is not None:
+            self.log(answer.status, self.log_fields())
+        return Answer(answer.status, answer.body, answer.fields, answer.is_unread, self.identified())
+
+    def identified(self) -> bytes:
+        """Return the id of this request: the client's, or one that is made now."""
+        if not self.request_id:
+            self.request_id = request_id_of(self.correlation)
+        return self.request_id
+
+    def log_fields(self) -> dict[str, str]:
+        """Return what a log line says of this request, as far as it is known."""
+        fields = {"request_id": self.identified().decode()}
+        trace = self.trace or trace_context(self.correlation, is_verified=False)
+        if trace is not None:
+            fields["trace_id"] = trace.trace_id
+        if self._is_known:
+            fields["tenant"] = self.account.tenant.id
+        if self.stream:
+            fields["stream"] = printable(self.stream)
+        return fields
+
+    def _join_trace(self, started_at: int) -> None:
+        """Continue the client's trace, in a span if there are spans."""
+        is_verified, spans = self._is_known and self.payer is None, self.gateway.spans
+        self.trace = trace_context(self.correlation, is_verified=is_verified)
+        if spans is not None:
+            self.span = span = spans.start(f"POST {self.route}", started_at=started_at, parent=self.trace)
+            self.trace = TraceContext(span.traceparent, span.tracestate)
+
+    def _end_span(self, status: int | None, started_at: int) -> None:
+        """End the span. A request that was rejected before its client was known gets it only now."""
+        if self.span is None:
+            self._join_trace(started_at)
+        assert self.span is not None  # noqa: S101 - there are spans
+        self.span.end(status, self._span_attributes())
+
+    def _span_attributes(self) -> dict[str, str]:
+        fields = self.log_fields()
+        named = {"kpl.request_id": "request_id", "kpl.tenant": "tenant", "aws.kinesis.stream_name": "stream"}
+        found = {name: fields[field] for name, field in named.items() if field in fields}
+        return found | {"http.route": self.route, "http.request.method": "POST", "client.address": self.client}
+
+    def _broke(self, error: BaseException, started_at: int) -> None:
+        """End the span of a request without an answer, and say in the log whose request it was."""
+        if self.gateway.spans is not None:
+            self._end_span(None, started_at)
+        if isinstance(error, Exception):
+            error.add_note(" ".join([f"{name}={value}" for name, value in self.log_fields().items()]))
 
     def accept(self, received: bytes) -> Steps[Answer]:
         """Decode the received body, put its records, and return the answer once it is true."""

@@ -52,6 +52,7 @@ class Tenant:
         streams: globs of the streams it may write to; a glob for ARNs begins with "arn:".
         default_ack: the acknowledgement of requests that do not choose one.
         aggregation: whether its user records may share a Kinesis record.
+        trace_records: whether its records carry the trace of their request, if they are JSON objects or CloudEvents.
         otlp_streams: the streams of its logs, traces and metrics, instead of the gateway's.
 
     Raises:
@@ -67,6 +68,7 @@ class Tenant:
     streams: tuple[str, ...] = _ALL
     default_ack: Ack = "queued"
     aggregation: bool = True
+    trace_records: bool = False
     otlp_streams: Mapping[Signal, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

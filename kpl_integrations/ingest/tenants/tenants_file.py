@@ -56,6 +56,7 @@ class _Share(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     streams: tuple[str, ...] = ("*",)
     ack: Ack | None = None
     aggregation: bool = True
+    trace_records: bool = False
     otlp: dict[Signal, str] = {}
 
 
@@ -298,6 +299,7 @@ def _tenant(tenant_id: str, share: _Share, otlp: Mapping[Signal, str], default_a
         streams=share.streams,
         default_ack=share.ack or default_ack,
         aggregation=share.aggregation,
+        trace_records=share.trace_records,
         otlp_streams={**otlp, **share.otlp},
     )
 

@@ -150,8 +150,8 @@ def test_a_share_of_the_requests_is_logged(caplog):
     assert [each is not None for each in logs] == [True, False, False]
     assert not caplog.records
     assert logs[0] is not None
-    logs[0](202)
-    assert "status=202" in caplog.text
+    logs[0](202, {"request_id": "a.1"})
+    assert 'status=202 milliseconds=0.0 received_bytes=1 request_id="a.1"' in caplog.text
     send = object()
     log = AccessLog(0.1, clock=lambda: 0.0, chance=lambda: 0.5)
     assert log.watch({"query_string": b"", "path": "/", "method": "GET"}, send) is send  # type: ignore[arg-type]

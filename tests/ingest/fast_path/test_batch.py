@@ -23,13 +23,15 @@ from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.request.records import RecordsRequest
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.fast_path.test_protocol import LAST, address_of
-from tests.ingest.fast_path.test_repeated_requests import ONE, PATH, Line, line_to, protocol_of, request
+from tests.ingest.fast_path.test_repeated_requests import NAMED, ONE, PATH, Line, line_to, protocol_of, request
 from tests.ingest.served import served
 from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.support.producer_scene import stored
 from tests.support.virtual_time import run_in_virtual_time, virtual_time_backend
 
-TENANTS = ("plain", "other", "metered", "alone")
+TENANTS = ("plain", "other", "metered", "alone", "traced")
+
+pytestmark = pytest.mark.usefixtures("same_request_ids")
 
 
 def body_of(data: Any, key: str = "k") -> bytes:
@@ -58,6 +60,8 @@ ASKED = {
     "a line": request(ONE, f"content-type: {NDJSON}"),
     "delivered": request(ONE, f"content-type: {JSON}", target=PATH + "?ack=delivered"),
     "pipelined": 2 * request(ONE, f"content-type: {JSON}"),
+    **{name: request(body, f"content-type: {JSON}", *fields, tenant=tenant) for name, body, tenant, *fields in NAMED},
+    "named and delivered": request(ONE, "x-request-id: d", f"content-type: {JSON}", target=PATH + "?ack=delivered"),
 }  # fmt: skip
 
 
@@ -67,6 +71,7 @@ def tenants() -> KnownTenants:
         Tenant(id="other"),
         Tenant(id="metered", records_per_second=3),
         Tenant(id="alone", aggregation=False),
+        Tenant(id="traced", trace_records=True),
     )
 
 
@@ -133,7 +138,7 @@ async def what_happens(rounds: list[list[str]], **options: Any) -> tuple[Any, ..
         closed = [line.wire.closed for line in made]
         total = sum(line.protocol.server.answered() for line in made)
         transport: Any = gateway._transport  # noqa: SLF001 - what it delivered
-    is_delivered = any("delivered" in names for names in rounds)
+    is_delivered = any("delivered" in name for names in rounds for name in names)
     data = sorted(data for _, data in stored(transport, STREAM))
     return None if is_delivered else by_line, everything, closed, counted, tally, total, data
 
@@ -143,6 +148,9 @@ async def what_happens(rounds: list[list[str]], **options: Any) -> tuple[Any, ..
 @example([["an open text", "the end of it", "one", "one"], ["an open object", "one", "one", "an object"]])
 @example([["no key", "no key", "one", "a hash key"], ["a hash key", "a hash key", "an object", "a number"]])
 @example([["metered"] * 4, ["metered", "one", "metered", "other"], ["alone", "alone", "nobody", "nobody"]])
+@example([["named"] * 4, ["named", "named again", "named badly", "named and bad"], ["one", "named", "one", "named"]])
+@example([["traced"] * 4, ["traced", "traced again", "traced badly", "traced and plain"], ["traced"] * 4])
+@example([["named and delivered"] * 4, ["named and delivered", "delivered", "delivered", "named and delivered"]])
 @settings(max_examples=40, deadline=None)
 def test_answers_and_effects_are_those_without_a_batch(rounds: list[list[str]]):
     async def main() -> None:

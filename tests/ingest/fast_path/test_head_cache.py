@@ -258,3 +258,30 @@ def test_a_connection_stores_few_bytes_of_verified_credentials_only(padding, is_
 
 def test_a_head_of_many_lines_is_not_cached():
     assert HeadCache.of(request(b"ab", *[b"a:"] * 70), 2, HEAD) is None
+
+
+def test_another_id_with_the_first_credentials_is_not_stored_as_other_credentials():
+    """The credentials of the request before, which were refused, must not become those of the first head."""
+    cache = HeadCache.of(
+        request(b"ab", b"authorization: a", b"x-request-id: 1"), 2, head_of([(b"authorization", b"a")])
+    )
+    assert cache is not None
+    for credentials, request_id in ((b"wrong", b"1"), (b"a", b"2"), (b"wrong", b"3"), (b"a", b"1")):
+        fields = (b"authorization: " + credentials, b"x-request-id: " + request_id)
+        assert cache.body_of(request(b"ab", *fields)) == b"ab"
+        assert cache.head.authorization == credentials.decode()
+        if credentials != b"wrong":
+            cache.keep_credentials()
+
+
+def test_stored_credentials_have_no_id_and_no_trace_of_another_request():
+    cache = HeadCache.of(
+        request(b"ab", b"authorization: a", b"x-request-id: 1"), 2, head_of([(b"authorization", b"a")])
+    )
+    assert cache is not None
+    for request_id, expected in ((b"2", b"2"), (b"1", None)):
+        assert cache.body_of(request(b"ab", b"authorization: b", b"x-request-id: " + request_id)) == b"ab"
+        cache.keep_credentials()
+        assert cache.head.authorization == "b"
+        # The first head of this test was made without an id.
+        assert (cache.head.correlation and cache.head.correlation.request_id) == expected

@@ -274,7 +274,8 @@ async def test_an_exception_is_answered_500_and_logged_once(caplog):
     assert said.startswith(b"HTTP/1.1 500")
     assert b"connection: close" in said
     logged = [each.message for each in caplog.records if each.levelno >= logging.ERROR]
-    assert logged == ["Exception in the fast path"]
+    request_id = said.partition(b"x-request-id: ")[2][:24].decode()
+    assert logged == [f"Exception in the fast path; answered with request_id={request_id}"]
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["alone", "after another"])

@@ -33,6 +33,23 @@ def chunked(*chunks: bytes, size: bytes = b"%x", end: bytes = b"0\r\n\r\n") -> b
     return head + b"".join((size + b"\r\n%b\r\n") % (len(chunk), chunk) for chunk in chunks) + end
 
 
+pytestmark = pytest.mark.usefixtures("same_request_ids")
+
+TRACE = f"traceparent: 00-{7:032x}-{7:016x}-01"
+OBJECT = b'{"partition_key":"k","data":{"a":1}}'
+# Requests with an id or a trace: name, body, tenant and header fields. Those with the same fields differ in values.
+NAMED = [
+    ("named", ONE, "plain", "x-request-id: a.1"),
+    ("named again", ONE, "plain", "x-request-id: a.2"),
+    ("named badly", ONE, "plain", "x-request-id: a b"),
+    ("named and metered", ONE, "metered", "x-request-id: a.3"),
+    ("named and bad", b"{", "plain", "x-request-id: a.4"),
+    ("named by nobody", ONE, "nobody", "x-request-id: a.5"),
+    ("traced", OBJECT, "traced", TRACE),
+    ("traced again", OBJECT, "traced", TRACE.replace("7", "8")),
+    ("traced and plain", OBJECT, "plain", TRACE.replace("7", "9")),
+    ("traced badly", OBJECT, "traced", TRACE.replace("7", "g")),
+]
 ASKED = {
     "one": request(ONE, f"content-type: {JSON}"),
     "a longer one": request(ONE.replace(b"x", b"y" * 200), f"content-type: {JSON}"),
@@ -53,6 +70,7 @@ ASKED = {
     "chunked without an end": chunked(ONE, end=b""),
     "chunked in decimals": chunked(ONE, size=b"%d"),
     "chunked wrongly": chunked(ONE, size=b"+%x"),
+    **{name: request(body, f"content-type: {JSON}", *fields, tenant=tenant) for name, body, tenant, *fields in NAMED},
     "another path": b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n",
     "the last": b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
     "no HTTP": b"Nonsense\r\n\r\n",
@@ -90,7 +108,10 @@ def line_to(gateway: IngestGateway, kind: Any = None, **options: Any) -> Line:
 
 def tenants() -> KnownTenants:
     return KnownTenants(
-        Tenant(id="plain"), Tenant(id="metered", records_per_second=3), Tenant(id="alone", aggregation=False)
+        Tenant(id="plain"),
+        Tenant(id="metered", records_per_second=3),
+        Tenant(id="alone", aggregation=False),
+        Tenant(id="traced", trace_records=True),
     )
 
 
@@ -116,6 +137,8 @@ async def what_happens(pieces: list[bytes]) -> tuple[Any, ...]:
 @example(["one", "one", "a longer one", "a bad one", "one"], [], True)
 @example(["one", "another path", "one", "one", "nobody"], [], True)
 @example(["one", "the rest of one"], [20], True)
+@example(["named", "named again", "named and metered", "named", "named and bad", "named by nobody"], [], True)
+@example(["traced", "traced again", "traced and plain", "traced badly", "traced"], [], True)
 @settings(max_examples=60, deadline=None)
 def test_answers_and_effects_are_those_of_parsing_every_request(names: list[str], cuts: list[int], apart: bool):
     asked = [ASKED[name] for name in names]

@@ -12,12 +12,13 @@ from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.fast_path.requests import PendingRequest, encoded
+from kpl_integrations.ingest.http.correlation import new_request_id
 from kpl_integrations.ingest.request.needs import Results, Steps
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis, records
 from tests.support.producer_scene import stored
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("same_request_ids")]
 PATH = f"/v1/streams/{STREAM}/records"
 ONE = b'{"partition_key":"k","data":"x"}'
 LINES = b"\n".join(json.dumps(each).encode() for each in records(100))
@@ -94,9 +95,12 @@ async def asked(gateway: IngestGateway, each: Asked, *, at_once: bool) -> tuple[
     request = None if head is None else gateway.begin(head, body, "", None)
     if request is None:
         return None
-    answered = encoded(await ran(gateway, request.run()))
+    made = await ran(gateway, request.run())
+    answered = encoded(made)
     lines, _, content = answered.content.partition(b"\r\n\r\n")
     named = dict(line.split(": ", 1) for line in lines.decode().split("\r\n"))
+    # The connection writes it, because answers are shared.
+    named.setdefault("x-request-id", (made.request_id or new_request_id()).decode())
     assert answered.closes == (named.get("connection") == "close")
     return answered.status, named, content
 

@@ -109,6 +109,9 @@ REFUSED_BY_OURS = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("same_request_ids")
+
+
 class Server:
     """A gateway, and what makes its connections."""
 

@@ -10,6 +10,8 @@ from tests.ingest.http.test_equal_servers import LAST, REQUESTS, Server, post, s
 from tests.ingest.http2.scene import ONE, Http2Scene, Talk
 from tests.support.virtual_time import run_in_virtual_time
 
+pytestmark = pytest.mark.usefixtures("same_request_ids")
+
 # What HTTP/2 does not have, or has in another place.
 LEFT_OUT = {"host", "connection", "upgrade", "transfer-encoding", "content-length"}
 # A body that is announced and never sent.

@@ -78,6 +78,13 @@ def test_the_gateways_otlp_streams_are_the_default_of_a_tenants(path):
     assert dict(tenant.otlp_streams) == {"logs": "mine", "traces": "t"}
 
 
+@pytest.mark.parametrize(("more", "is_set"), [("", False), ("trace_records = true", True)])
+def test_the_records_of_a_tenant_carry_traces_only_if_the_file_says_so(path, more, is_set):
+    tenant = FileTenants(written(path, one(more=more))).authenticate(f"Bearer {KEY}")
+    assert tenant is not None
+    assert tenant.trace_records is is_set
+
+
 def test_secrets_come_from_the_environment_or_a_private_file(path, tmp_path):
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     (tmp_path / "secret").chmod(0o600)
