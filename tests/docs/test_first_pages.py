@@ -117,7 +117,7 @@ def test_the_tree_leads_to_every_page_about_an_adapter() -> None:
     linked = {*re.findall(r"\(howto/([\w-]+)\.md\)", _tree(INDEX))}
     # These are about what one does with an adapter that is chosen.
     about_use = {"aws", "dashboard", "deploy", "metrics", "policies", "process-end", "tenants"}
-    about_use |= {"spool-and-dead-letters"}
+    about_use |= {"spool-and-dead-letters", "traces"}
     for divided in ("coordination", "ingest", "logging", "producer"):
         about_use |= {path.stem for path in (ROOT / "docs" / "howto").glob(f"{divided}-*.md")}
     assert linked == {path.stem for path in (ROOT / "docs" / "howto").glob("*.md")} - about_use

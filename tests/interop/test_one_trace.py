@@ -27,7 +27,7 @@ from tests.support.gateway_scene import KnownTenants
 from tests.support.processes import CREDENTIALS
 from tests.support.running_gateway import running_gateway
 
-PAGE = ROOT / "docs" / "howto" / "opentelemetry.md"
+PAGE = ROOT / "docs" / "howto" / "traces.md"
 STREAM = "orders"
 
 
