@@ -325,7 +325,7 @@ class GatewayConnection(HttpConnection):
         self.transport.write(b"%bx-request-id: %b\r\n%b" % (start, request_id, answer.content))
         shared.total_requests += 1
         if answer.closes or not keep_alive:
-            self.transport.close()
+            self.flow.close()
         else:
             self.become_idle()
 

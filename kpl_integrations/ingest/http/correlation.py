@@ -7,9 +7,10 @@ A `traceparent` that is malformed is ignored, as section 3.3 of the recommendati
 elsewhere, so the flag of a client without verified credentials is cleared.
 """
 
+import os
 import re
 from collections.abc import Mapping
-from random import getrandbits
+from random import Random
 from typing import Final, NamedTuple, Protocol
 
 from kpl_integrations.asgi.protocol import Message, Scope, Send
@@ -22,6 +23,11 @@ REQUEST_ID: Final = "kpl_integrations.request_id"
 LOG_FIELDS: Final = "kpl_integrations.log_fields"
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _ID_BITS: Final = 96
+# Not the module's, whose state a program may have set to repeat a run. Workers are forked.
+_chance: Final = Random()  # noqa: S311 - an id is no secret
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_chance.seed)
+getrandbits: Final = _chance.getrandbits
 _TRACEPARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[ -~]*)?")
 _VERSION: Final = b"00"
 _NO_VERSION: Final = b"ff"
