@@ -33,10 +33,11 @@ from h2.events import (
 )
 from h2.exceptions import DenialOfServiceError, ProtocolError
 from h2.settings import SettingCodes
-from hpack import HPACKError
+from hpack import HPACKError, NeverIndexedHeaderTuple
 
 from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection import HttpConnection
+from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER
 from kpl_integrations.ingest.http.raw_answers import goaway
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_cycle import let_answer, service_unavailable
@@ -351,7 +352,9 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def send_head(self, stream_id: int, status: int, headers: Fields, *, end: bool) -> None:
         """Send the head of an answer. `end`: it has no body."""
-        fields = [(b":status", b"%d" % status), *self.server.shared.default_headers, *headers]
+        # A value of its own would push the others out of the encoder's table.
+        own = [NeverIndexedHeaderTuple(*each) if each[0] == REQUEST_ID_HEADER else each for each in headers]
+        fields = [(b":status", b"%d" % status), *self.server.shared.default_headers, *own]
         self.frames.send_headers(stream_id, fields, end_stream=end)
         self._flush_soon()
         if end:
