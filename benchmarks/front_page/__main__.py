@@ -1,38 +1,29 @@
 """Draw the pictures that need no run: `python -m benchmarks.front_page [FOLDER]`."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.front_page import (
-    acknowledgement,
-    architecture,
-    comparison,
-    configuration,
-    deployment,
-    invariant,
-    journey,
-    leases,
-    log_handler,
-    sizing,
-    spool_states,
-)
 from benchmarks.front_page.colours import SCHEMES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 
-PICTURES = (
-    acknowledgement,
-    architecture,
-    comparison,
-    configuration,
-    deployment,
-    invariant,
-    journey,
-    leases,
-    log_handler,
-    sizing,
-    spool_states,
+PICTURES = tuple(
+    import_module(f"benchmarks.front_page.{name}")
+    for name in (
+        "acknowledgement",
+        "architecture",
+        "comparison",
+        "configuration",
+        "deployment",
+        "invariant",
+        "journey",
+        "leases",
+        "log_handler",
+        "sizing",
+        "spool_states",
+    )
 )
 
 

@@ -1,7 +1,7 @@
 """Where each user record of one stream is put: into its lane, or into the queue of its flow behind a closed gate.
 
-Here a run of records comes in, whoever put it. The kernel `append_pairs` is a cache in front of the loop: it takes the
-records that only fill open aggregated records.
+Each run of records comes in here: a part of a `put_many`, or a group of one flow. The kernel `append_pairs` is a cache
+in front of the loop: it takes the records that only fill open aggregated records.
 """
 
 import sys

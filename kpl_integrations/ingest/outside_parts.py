@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from kpl_core import ConfigError
@@ -86,6 +86,15 @@ async def open_sink(settings: IngestSettings, **client_options: Any) -> AsyncIte
             yield OpenSink("s3", client, S3Sink(client, bucket, prefix=prefix or _PREFIX))
 
 
+@contextlib.contextmanager
+def _needs_opentelemetry(setting: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{setting} needs a package: pip install 'kpl-integrations[otel]'"
+        raise ConfigError(message) from error
+
+
 def opentelemetry_metrics(settings: IngestSettings) -> "OpenTelemetryMetrics | None":
     """Return the hook that records metrics with the global meter provider, if the settings want it.
 
@@ -94,11 +103,8 @@ def opentelemetry_metrics(settings: IngestSettings) -> "OpenTelemetryMetrics | N
     """
     if not settings.opentelemetry_metrics:
         return None
-    try:
+    with _needs_opentelemetry("opentelemetry_metrics"):
         from kpl_integrations.metrics.opentelemetry import OpenTelemetryMetrics  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        message = "opentelemetry_metrics needs a package: pip install 'kpl-integrations[otel]'"
-        raise ConfigError(message) from error
     return OpenTelemetryMetrics()
 
 
@@ -110,9 +116,6 @@ def opentelemetry_spans(settings: IngestSettings) -> "ServerSpans | None":
     """
     if not settings.opentelemetry_traces:
         return None
-    try:
+    with _needs_opentelemetry("opentelemetry_traces"):
         from kpl_integrations.otel.server_spans import ServerSpans  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        message = "opentelemetry_traces needs a package: pip install 'kpl-integrations[otel]'"
-        raise ConfigError(message) from error
     return ServerSpans()

@@ -147,10 +147,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Tell the requests, and break reference cycles."""
         self.server.shared.connections.discard(self)
         self.places.keep(self)
-        self._stop_timer()
         self.reader.close()
         self._end_streams()
-        self._waiting.clear()
+        self._stop_timer()
 
     def pause_writing(self) -> None:
         """Read no more from a client that does not read: frames ask for answers."""
@@ -325,7 +324,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._drop(event.stream_id)
 
     def _drop(self, stream_id: int) -> Http2Stream | None:
-        """Forget a request that nobody waits for any more. Returns it if it was in progress."""
+        """Forget a request that gets no answer, or no more of it. Returns it if it was in progress."""
         stream = self.streams.pop(stream_id, None)
         if stream is not None:
             self._share.ends()
@@ -429,12 +428,12 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _ends_at(self) -> float | None:
         """Return the instant at which the connection, or an answer, ends if nothing happens."""
-        began = self._bounds.head_began_at
-        if began is not None:
-            return began + self._header_seconds
-        if self._idle_since is None:
-            return self._sender.next_end()
-        return self._idle_since + (self._header_seconds if self._is_new else self.server.keep_alive_seconds)
+        ends = [self._sender.next_end()]
+        if self._bounds.head_began_at is not None:
+            ends.append(self._bounds.head_began_at + self._header_seconds)
+        elif self._idle_since is not None:
+            ends.append(self._idle_since + (self._header_seconds if self._is_new else self.server.keep_alive_seconds))
+        return min((at for at in ends if at is not None), default=None)
 
     def _start_timer(self) -> None:
         """Look at the time when something may end, unless that is done before. Then it is asked again."""

@@ -34,7 +34,7 @@ class _Unsent:
         self.taken: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Tell who waits, if anybody does."""
+        """Wake the task that waits for this, if there is one."""
         if self.taken is not None and not self.taken.done():
             self.taken.set_result(None)
 

@@ -25,7 +25,7 @@ class StreamPort(Protocol):
         """Send the head of an answer. `end`: nothing follows."""
 
     def send_data(self, stream_id: int, data: bytes, *, end: bool) -> Awaitable[None] | None:
-        """Send a part of the answer as the client takes it. `end`: nothing follows, and nobody waits for it."""
+        """Send a part of the answer as the client takes it. `end`: nothing follows, and None is returned."""
 
     def send_continue(self, stream_id: int) -> None:
         """Ask for the body."""

@@ -8,6 +8,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
 from kpl_integrations.ingest.http.places import ConnectionPlaces
@@ -120,6 +121,17 @@ async def talking(application: Any = None, **settings: Any) -> AsyncIterator[tup
             yield scene, talk
         finally:
             await talk.close()
+
+
+def answers_after(event: asyncio.Event) -> Any:
+    """Return an application that answers 204 to all requests once the event is set."""
+
+    async def application(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await event.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    return application
 
 
 def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -17,9 +17,22 @@ from kpl_integrations.ingest.http2.share import (
     MOST_UNVERIFIED_STREAMS,
     ConnectionShare,
 )
-from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, in_virtual_time, talking
+from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, answers_after, in_virtual_time, talking
 from tests.support.http2_attacks import settings_of
-from tests.support.http2_frames import HEADERS, RST_STREAM, START, frame, frames_of, goaway_code, request, statuses
+from tests.support.http2_frames import (
+    CONTINUATION,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    RST_STREAM,
+    START,
+    block,
+    frame,
+    frames_of,
+    goaway_code,
+    request,
+    statuses,
+)
 
 
 @in_virtual_time
@@ -93,13 +106,7 @@ async def test_few_requests_run_at_a_time_before_credentials_are_verified():
 @in_virtual_time
 async def test_while_as_many_requests_run_as_may_each_connection_has_one_at_a_time():
     ended = asyncio.Event()
-
-    async def application(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await ended.wait()
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
-
-    async with talking(application) as (_, talk):
+    async with talking(answers_after(ended)) as (_, talk):
         await talk.exchange()
         talk.http2.places.http_2_requests = 1_000
         streams = [talk.client.ask("GET", "/livez") for _ in range(5)]
@@ -245,3 +252,16 @@ async def test_an_answer_that_finds_no_room_to_wait_is_reset():
         kept = MOST_UNSENT_BYTES + FEW_UNSENT_BYTES
         assert MOST_UNSENT_BYTES < talk.http2.places.unsent_bytes <= kept
         assert 0 < len(talk.http2.streams) < len(streams)
+
+
+@in_virtual_time
+async def test_unfinished_heads_do_not_lengthen_the_time_of_an_answer_that_waits():
+    """Only the time of the head was looked at while there was one."""
+    async with talking() as (_, talk):
+        talk.write(START + settings_of(0) + request(1))
+        for number in range(7):
+            talk.write(frame(HEADERS, block(), flags=END_STREAM, stream=3 + 2 * number))
+            await asyncio.sleep(5.0)
+            talk.write(frame(CONTINUATION, flags=END_HEADERS, stream=3 + 2 * number))
+        assert 1 in {stream for kind, _, stream, _ in frames_of(talk.wire.said) if kind == RST_STREAM}
+        assert not talk.wire.closed

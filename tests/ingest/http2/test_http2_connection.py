@@ -10,7 +10,7 @@ from h2.settings import SettingCodes
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.http2.frames import CONNECTION_WINDOW_BYTES
 from kpl_integrations.ingest.http2.share import MOST_STREAMS
-from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, in_virtual_time, talking
+from tests.ingest.http2.scene import AS_JSON, ONE, PATH, Http2Scene, Talk, answers_after, in_virtual_time, talking
 from tests.support.http2_frames import (
     GOAWAY,
     START,
@@ -134,13 +134,7 @@ async def test_an_answer_that_its_client_does_not_take_is_aborted_after_30_secon
 @in_virtual_time
 async def test_a_connection_has_a_hundred_requests_and_reset_ones_count_until_they_end():
     ended = asyncio.Event()
-
-    async def application(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await ended.wait()
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
-
-    async with talking(application) as (_, talk):
+    async with talking(answers_after(ended)) as (_, talk):
         streams = [talk.client.ask("GET", "/livez") for _ in range(MOST_STREAMS)]
         await talk.exchange()
         for stream in streams[:50]:
