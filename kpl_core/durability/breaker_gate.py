@@ -14,9 +14,10 @@ from kpl_core.durability.circuit_breaker import ADMISSIONS, BreakerState, Circui
 from kpl_core.hooks import BreakerChanged, Fact
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import BreakerPolicy, TierPolicy
+from kpl_core.pipeline.intake.write_ahead import SpoolState
 from kpl_core.pipeline.retrier import BackoffQueue
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
-from kpl_core.pipeline.stages import Passage, SpoolState
+from kpl_core.pipeline.stages import Passage
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
@@ -56,15 +57,14 @@ class BreakerGate:
         self._failures = 0
         self._failed_records = 0
         self._waiting = BackoffQueue()
-        self._facts: list[Fact] = []
 
     @property
     def states(self) -> Mapping[str, str]:
         """Return the state of each circuit breaker by shard, "" for the whole stream's."""
         return {name: breaker.known_state.value for name, breaker in self.breakers.items()}
 
-    def decide(self, record: KinesisRecord, now: float) -> Passage:
-        """Decide about one record. After KEPT the gate has it."""
+    def decide(self, record: KinesisRecord, now: float) -> Passage | Attempt:
+        """Decide about one record. After KEPT the gate has it; the attempt fails a record that is refused."""
         shard_id, tier = record.predicted_shard, record.tier
         decision = self.allows(shard_id, tier, now)
         spools = tier == "normal" and self._spool is not None and self._spool.can_store
@@ -72,13 +72,12 @@ class BreakerGate:
             self._waiting.add(record, min(self.ready_at(shard_id, tier, now), record.expires_at))
             return Passage.KEPT
         if decision is Decision.WAIT or decision is Decision.REFUSE:
-            return Passage.REFUSED
+            return self._refusal(shard_id, now)
         return Passage.PROBE if decision is Decision.PROBE else Passage.OPEN
 
-    def refusal(self, record: KinesisRecord, now: float) -> Attempt:
-        """Return the attempt that fails a record after REFUSED."""
-        shard_id = self._stopping(record.predicted_shard, now)
-        text = f"the circuit breaker of {f'shard {shard_id}' if shard_id else f'stream {self._stream}'} is open"
+    def _refusal(self, shard_id: str | None, now: float) -> Attempt:
+        name = self._stopping(shard_id, now)
+        text = f"the circuit breaker of {f'shard {name}' if name else f'stream {self._stream}'} is open"
         return Attempt(False, BREAKER_OPEN, text, now, now)  # noqa: FBT003
 
     def allows(self, shard_id: str | None, tier: Tier, now: float) -> Decision:
@@ -192,17 +191,10 @@ class BreakerGate:
         opened = [name for name, state in self._reported.items() if state is BreakerState.OPEN]
         return min([self._waiting.next_at, *(self.breakers[name].break_over_at for name in opened)])
 
-    def keep_only(self, open_shards: set[str]) -> None:
-        """Forget the breakers of shards that are not among these."""
-        for name in [name for name in self.breakers if name != WHOLE_STREAM and name not in open_shards]:
-            del self.breakers[name]
-            self._reserved.pop(name, None)
-            self._reported.pop(name, None)
-            self._last_codes.pop(name, None)
-
-    def take_ready(self, now: float) -> list[KinesisRecord]:
-        """Let time pass; remove and return the records that may be decided about again."""
+    def take_ready(self, now: float) -> tuple[list[KinesisRecord], list[Fact]]:
+        """Let time pass; remove and return the records that may be decided about again, and the breakers' changes."""
         ready: list[KinesisRecord] = []
+        changes: list[Fact] = []
         if not self._is_quiet:
             self._is_quiet = True
             for name, breaker in self.breakers.items():
@@ -211,12 +203,12 @@ class BreakerGate:
                 if self._reported.get(name, BreakerState.CLOSED) is not state:
                     self._reported[name] = state
                     code = self._last_codes.get(name, "")
-                    self._facts.append(BreakerChanged(self._stream, name, state.value, code))
+                    changes.append(BreakerChanged(self._stream, name, state.value, code))
                     if state is BreakerState.CLOSED:
                         ready += self._take_waiting_for(name)
         if self._waiting.next_at <= now:
             ready += self._waiting.take_due(now)
-        return ready
+        return ready, changes
 
     def _take_waiting_for(self, name: str) -> list[KinesisRecord]:
         """Remove and return the records that a breaker stopped which is closed now."""
@@ -225,13 +217,13 @@ class BreakerGate:
         shards = (record.predicted_shard for record in self._waiting)
         return self._waiting.take_except({shard for shard in shards if shard is not None and shard != name})
 
-    def take_facts(self) -> list[Fact]:
-        """Remove and return the facts about breakers that changed."""
-        facts, self._facts = self._facts, []
-        return facts
-
-    def take_except(self, stable: set[str]) -> list[KinesisRecord]:
-        """Remove and return the records of shards that are not in `stable`."""
+    def take_except(self, stable: set[str], open_shards: set[str]) -> list[KinesisRecord]:
+        """Remove and return the records of shards that are not in `stable`; forget the breakers of others than open."""
+        for name in [name for name in self.breakers if name != WHOLE_STREAM and name not in open_shards]:
+            del self.breakers[name]
+            self._reserved.pop(name, None)
+            self._reported.pop(name, None)
+            self._last_codes.pop(name, None)
         return self._waiting.take_except(stable)
 
     @property

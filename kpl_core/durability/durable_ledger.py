@@ -18,8 +18,8 @@ import msgspec
 from kpl_core.hooks import RecordsFinished
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.intake.write_ahead import SpoolState
 from kpl_core.pipeline.ledger import Ledger
-from kpl_core.pipeline.stages import SpoolState
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, Origin
 from kpl_core.records.put_records import PutRecordsEntry
@@ -101,11 +101,6 @@ class DurableLedger(Ledger):
         self._in_transit = 0
 
     @property
-    def has_pending(self) -> bool:
-        """Return True if the driver has failed user records to take to the durable store."""
-        return bool(self._pending)
-
-    @property
     def pending_count(self) -> int:
         """Return how many user records are on their way to the durable store, taken by the driver or not."""
         return len(self._pending) + self._in_transit
@@ -128,6 +123,7 @@ class DurableLedger(Ledger):
         reason = reason_of_code(attempt.error_code or "", attempts=1)
         destinations = fallback_destinations(reason, None, detached.tier, self._rules)
         self._pending.append(PendingFallback(self._stream, detached, attempt, reason, destinations, None, spilled=True))
+        self.has_pending = True
 
     def fail(self, record: KinesisRecord, attempt: Attempt) -> None:
         """End the journey of all user records in a Kinesis record, each by the table of destinations."""
@@ -163,10 +159,12 @@ class DurableLedger(Ledger):
             self._pending.append(
                 PendingFallback(self._stream, detached, attempt, reason, destinations, predicted_shard)
             )
+            self.has_pending = True
 
     def take_pending_fallbacks(self) -> list[PendingFallback]:
         """Remove and return the failed user records to store; each must come back to `settle_fallbacks`."""
         pending, self._pending = self._pending, []
+        self.has_pending = False
         self._in_transit += len(pending)
         return pending
 

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kpl_core.errors import InvalidUserRecord
+from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.retrier import Retries
 from kpl_core.pipeline.shard_limiter import Drained
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.pipeline.stages import FairQueueing, Gate, Passage, Stages
+from kpl_core.pipeline.stages import Gate, Passage, Stages
 from kpl_core.records.aggregated_record import MAGIC
 from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
@@ -41,7 +42,7 @@ def digest_of(key: bytes, explicit_hash_key: str | None) -> bytes:
 class Reaggregator:
     """Puts detached user records into lanes."""
 
-    def __init__(self, stages: Stages, fair: FairQueueing | None) -> None:
+    def __init__(self, stages: Stages, fair: FairIntake | None) -> None:
         config = stages.config
         self._shard_map = stages.shard_map
         self._aggregator = stages.aggregator
@@ -234,9 +235,9 @@ class Forwarder:
             return
         for record in records:
             passage = gate.decide(record, now)
-            if passage is Passage.REFUSED:
+            if isinstance(passage, Attempt):
                 self._limiter.finished(record, now)
-                self._ledger.fail(record, gate.refusal(record, now))
+                self._ledger.fail(record, passage)
                 self.has_refused = True
             elif passage is not Passage.KEPT:
                 if passage is Passage.PROBE:
@@ -245,13 +246,27 @@ class Forwarder:
                 self._pack((record,), now)
 
     def _pack(self, records: Sequence[KinesisRecord], now: float) -> None:
-        if self._generations.has_earlier:
-            current = self._generations.current
+        current = self._generations.current
+        # Without a flush so far there is no earlier generation.
+        if current and self._generations.has_earlier:
             for record in records:
                 if record.generation < current:
                     # A flush waits for it, so it does not wait for other records.
                     record.deadline = now
         self._collector.add_run(records, now)
+
+    def fill_up(self, now: float) -> None:
+        """Close open records that can join a request that leaves although it is not full.
+
+        Otherwise each shard's aggregated record, due at a time of its own, would soon want a request: at a few
+        thousand records a second that is most of what they cost. Those that left together are due together again.
+        """
+        places = self._send_queue.free_places(now)
+        output = self._output
+        by = now + output.rules.company_seconds
+        if places > 0 and output.deadlines.next_at <= by:
+            self._aggregator.close_due(by, places)
+            self.limit_closed(now)
 
     def expire(self, records: Iterable[KinesisRecord], now: float) -> None:
         """Fail the expired user records of these Kinesis records; the others travel on."""
@@ -263,9 +278,9 @@ class Forwarder:
 
     def try_gate_again(self, gate: Gate, now: float) -> None:
         """Limit the records again that the gate lets go: their tokens were spent when they were kept."""
-        ready = gate.take_ready(now)
+        ready, facts = gate.take_ready(now)
         if self._ledger.listening:
-            self._ledger.facts += gate.take_facts()
+            self._ledger.facts += facts
         self.limit_again(ready, now)
 
     def retry(self, retries: Retries, now: float) -> None:
@@ -346,8 +361,7 @@ class Forwarder:
         waiting += [record for record in packed if record.predicted_shard not in stable]
         waiting += self._backoff_queue.take_except(stable)
         if self._gate is not None:
-            waiting += self._gate.take_except(stable)
-            self._gate.keep_only(set(self._shard_map.open_shards))
+            waiting += self._gate.take_except(stable, set(self._shard_map.open_shards))
         waiting.sort(key=lambda record: record.sequence)
         self._limiter.keep_only(stable)
         for record in waiting:
@@ -374,7 +388,7 @@ class Forwarder:
         left = self._limiter.take_all() + self._send_queue.take_all() + self._aggregator.take_closed()
         left += self._backoff_queue.take_except(set())
         if self._gate is not None:
-            left += self._gate.take_except(set())
+            left += self._gate.take_except(set(), set())
         for record in left:
             self._ledger.fail(record, Attempt(False, SHUTDOWN, NEVER_SENT, now, now))  # noqa: FBT003
         for request in in_flight:

@@ -87,11 +87,8 @@ class Ledger:
         # How many times a user record went to the spool or to the dead letters.
         self.kept: Counter[Place] = Counter()
         self.facts: list[Fact] = []
-
-    @property
-    def has_pending(self) -> bool:
-        """Return True if the driver has failed user records to take to the durable store."""
-        return False
+        # True if the driver has failed user records to take to the durable store.
+        self.has_pending = False
 
     @property
     def pending_count(self) -> int:

@@ -17,11 +17,13 @@ from msgspec.structs import replace
 from kpl_core.errors import BufferFull
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator
+from kpl_core.pipeline.intake.fair_intake import FairIntake
+from kpl_core.pipeline.intake.write_ahead import WriteAhead
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.placement import RESERVED, Placement
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.pipeline.stages import FairQueueing, Gate, GroupTerms, Poll, Stages, WriteAhead
+from kpl_core.pipeline.stages import Gate, GroupTerms, Poll, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.outcome import Note, Origin, ResultHandle, ResultHandles
 from kpl_core.records.pipeline_statistics import PipelineStatistics
@@ -50,7 +52,7 @@ class StreamPipeline:
         *,
         now: float,
         write_ahead: WriteAhead | None = None,
-        fair: FairQueueing | None = None,
+        fair: FairIntake | None = None,
         gate: Gate | None = None,
     ) -> None:
         self.stream = stages.stream
@@ -115,12 +117,13 @@ class StreamPipeline:
         if (free_records < 0 or free_bytes < 0) and not limit.has_room(size_bytes=size):
             return self._overflow(UserRecord(partition_key, data), limit.full(), now)
         limit.free_records, limit.free_bytes = free_records, free_bytes
-        if open_record is not None:
-            delivery = open_record.append(partition_key, key_entry, data, size, now)
-            if delivery is not None:
-                return delivery
-        # It opens or closes a record, or makes one of its own.
-        delivery = lane.add(partition_key, key_entry, data, size, now)
+        if open_record is None:
+            delivery = lane.add(partition_key, key_entry, data, size, now)
+        elif (appended := open_record.append(partition_key, key_entry, data, size, now)) is not None:
+            return appended
+        else:
+            # It opens or closes a record.
+            delivery = lane.add_any(partition_key, key_entry, data, size, now)
         if self._output.has_closed:
             self._attend(now)
         return delivery
@@ -175,7 +178,7 @@ class StreamPipeline:
         fair, disk = self.fair, self.write_ahead if origin is None else None
         is_straight = disk is not None and disk.goes_straight((record.partition_key,))
         if fair is not None:
-            fair.require_share(record.flow, size, records=1, tier=record.tier)
+            fair.waiting.require_share(record.flow, size, tier=record.tier)
         self._buffer_limit.reserve(size_bytes=size, tier=record.tier)
         if disk is not None:
             if not is_straight:
@@ -238,7 +241,7 @@ class StreamPipeline:
     def _enter(self, detached: DetachedUserRecord, shard_id: str | None, now: float) -> None:
         """Let an accepted user record into its lane, or let it wait for its flow's turn."""
         if self.fair is not None and not self.fair.lets_pass(shard_id):
-            self.fair.enqueue(shard_id, detached)
+            self.fair.waiting.put(shard_id, detached)
         else:
             self.reaggregator.add((detached,), now)
             self._generations.release(detached.generation)
@@ -303,7 +306,7 @@ class StreamPipeline:
             self._let_in(self.fair, now)
         requests: list[PutRecordsRequest] = []
         while (wants_more := self._send_queue.is_due(now)) and len(requests) < free_requests:
-            self._fill_up(now)
+            self._forwarder.fill_up(now)
             records = self._send_queue.next_records(now)
             if records is None:
                 continue
@@ -313,15 +316,17 @@ class StreamPipeline:
                 self.fair.sent(records)
             requests.append(request)
         may_send = not wants_more
-        self._pause_limiter(now, may_send=may_send)
+        # All that can pause the limiter, or keep it paused.
+        if wants_more or self.limiter.is_paused or self._next_shards is not None or self._send_queue.pause.is_failing:
+            self._pause_limiter(now, may_send=may_send)
         self._promised_wakeup = wakeup = max(now, self._earliest_wakeup(may_send=may_send))
         return Poll(requests, wakeup, wants_more)
 
     def _advance(self, now: float) -> None:
         """Close what is due, expire, and admit what the tokens allow."""
         output = self._output
-        if self.fair is not None and self.fair.next_wakeup() <= now:
-            for detached in self.fair.take_expired(now):
+        if self.fair is not None and self.fair.waiting.next_at <= now:
+            for detached in self.fair.waiting.take_expired(now):
                 self.ledger.fail_waiting(detached, self._retrier.expired_attempt(detached, now))
         if self.gate is not None and self.gate.next_wakeup() <= now:
             self._forwarder.try_gate_again(self.gate, now)
@@ -338,24 +343,11 @@ class StreamPipeline:
         if self._retrier.next_at <= now:
             self._forwarder.retry(self._retrier.overdue(now), now)
 
-    def _let_in(self, fair: FairQueueing, now: float) -> None:
+    def _let_in(self, fair: FairIntake, now: float) -> None:
         """Let user records in, in fair order, until something waits for tokens again."""
         while (detached := fair.next_ready(now)) is not None:
             self.reaggregator.add((detached,), now)
             self._generations.release(detached.generation)
-            self._forwarder.limit_closed(now)
-
-    def _fill_up(self, now: float) -> None:
-        """Close open records that can join a request that leaves although it is not full.
-
-        Otherwise each shard's aggregated record, due at a time of its own, would soon want a request: at a few
-        thousand records a second that is most of what they cost. Those that left together are due together again.
-        """
-        places = self._send_queue.free_places(now)
-        output = self._output
-        by = now + output.rules.company_seconds
-        if places > 0 and output.deadlines.next_at <= by:
-            self._aggregator.close_due(by, places)
             self._forwarder.limit_closed(now)
 
     def _pause_limiter(self, now: float, *, may_send: bool) -> None:
@@ -363,8 +355,7 @@ class StreamPipeline:
         overtakes = next_shards is not None and self._forwarder.would_overtake(next_shards, self._in_flight)
         # Of several shards that closed, one would always have a record in flight, and the map would never be used.
         until = math.inf if overtakes else self._send_queue.paused_until(now, may_send=may_send)
-        if until > now or self.limiter.is_paused:
-            self.limiter.pause(until, now)
+        self.limiter.pause(until, now)
 
     def _earliest_wakeup(self, *, may_send: bool) -> float:
         output, limiter = self._output, self.limiter
@@ -376,7 +367,9 @@ class StreamPipeline:
             self._backoff_queue.next_at,
             self._retrier.next_at,
         )
-        return min([at, *(each.next_wakeup() for each in (self.fair, self.gate) if each is not None)])
+        if self.fair is not None:
+            at = min(at, self.fair.waiting.next_at)
+        return at if self.gate is None else min(at, self.gate.next_wakeup())
 
     # An answer comes back
 
@@ -435,7 +428,7 @@ class StreamPipeline:
     def abandon(self, now: float) -> None:
         """Give every user record that is left its final result: never sent, or sent and never answered."""
         if self.fair is not None:
-            for detached in self.fair.take_all():
+            for detached in self.fair.waiting.drain(self.fair.waiting.shards):
                 self.ledger.fail_waiting(detached, Attempt(False, SHUTDOWN, NEVER_SENT, now, now))  # noqa: FBT003
         self._forwarder.abandon(self._in_flight, now)
         self._in_flight.clear()
@@ -476,11 +469,24 @@ class StreamPipeline:
         """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""
         self._output.opening_context = opening_context
 
-    @property
-    def has_work_for_the_disk(self) -> bool:
-        """Return True if the write-ahead intake or the ledger has user records for the disk."""
-        return self.ledger.has_pending or (self.write_ahead is not None and self.write_ahead.has_records)
-
     def statistics(self) -> PipelineStatistics:
-        """Count the user records in every stage."""
-        return self.stages.statistics(self._in_flight, self.fair, self.write_ahead, self.gate)
+        """Count the user records in every stage, in flight, and in what fills the places."""
+        stages, ledger, gate = self.stages, self.ledger, self.gate
+        return PipelineStatistics(
+            accepted=self._aggregator.accepted + stages.accepted_detached - stages.returned.total(),
+            delivered=ledger.delivered,
+            failed=dict(ledger.failed),
+            aggregating=self._aggregator.open_user_records + self._aggregator.closed_user_records,
+            limited=self.limiter.user_record_count,
+            collected=self._send_queue.user_record_count,
+            in_flight=sum(len(record.arrivals) for request in self._in_flight for record in request.records),
+            backing_off=self._backoff_queue.user_record_count + (0 if gate is None else gate.user_record_count),
+            held=self._retrier.user_records_awaiting_map,
+            queueing=0 if self.fair is None else self.fair.waiting.user_record_count,
+            keeping=ledger.pending_count + (0 if self.write_ahead is None else self.write_ahead.count),
+            spooled=ledger.kept["spooled"],
+            dead_lettered=ledger.kept["dead_lettered"],
+            replayed=stages.returned["replay"],
+            redriven=stages.returned["redrive"],
+            breakers={} if gate is None else gate.states,
+        )

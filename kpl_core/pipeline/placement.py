@@ -1,4 +1,4 @@
-"""Where each user record of one stream is put: into its lane, or into the queue of its flow behind a closed gate.
+"""Where each user record of one stream is put: into its lane, or, while its shard does not keep up, into a queue.
 
 Each run of records comes in here: a part of a `put_many`, or a group of one flow. The kernel `append_pairs` is a cache
 in front of the loop: it takes the records that only fill open aggregated records.
@@ -8,9 +8,10 @@ import sys
 from typing import Any, Final
 
 from kpl_core.pipeline.forwarding import digest_of
+from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.open_record import COMPILED, PAIR, append_pairs
-from kpl_core.pipeline.stages import FairQueueing, GroupTerms, Stages
+from kpl_core.pipeline.stages import GroupTerms, Stages
 from kpl_core.records.outcome import ResultHandle, ResultHandles
 from kpl_core.records.user_record import Tier, UserRecord
 
@@ -21,9 +22,9 @@ Place = tuple[Lane, bytes, int]
 
 
 class Placement:
-    """Puts the checked user records of one stream. `fair` has the gates; without it all are open."""
+    """Puts the checked user records of one stream. `fair` says which shards keep up; without it all do."""
 
-    def __init__(self, stages: Stages, fair: FairQueueing | None) -> None:
+    def __init__(self, stages: Stages, fair: FairIntake | None) -> None:
         self._stages = stages
         self._fair = fair
         self._router = stages.router
@@ -61,21 +62,21 @@ class Placement:
 
         The run has tuples of partition key (str) and data (bytes), and perhaps an explicit hash key (str). Returns the
         next position, and how many bytes of key and data it has put. It stops at what is no tuple, at what finds no
-        room (records, bytes), and whenever a lane has closed a record: handed on, it may close a gate.
+        room (records, bytes), and whenever a lane has closed a record: handed on, it may be too much for its shard.
         """
         output, is_durable = self._output, self._stages.ledger.is_durable
         # Only a durable store, and what is not aggregated, needs to know whose a record is.
         note = terms.note() if is_durable or not terms.aggregate else None
-        is_open = self._fair is None or self._fair.all_let_pass()
-        is_plain = is_open and note is None and terms.aggregate and terms.tier == "normal"
+        all_pass = self._fair is None or self._fair.all_let_pass()
+        is_plain = all_pass and note is None and terms.aggregate and terms.tier == "normal"
         router, routes = self._router, self._router.routes
         position, end = part
         last, free_bytes = min(end, position + max(0, room[0])), room[1]
         if is_plain:
             position, taken = append_pairs(run, part, router, room, now, handles)
             free_bytes -= taken
-        # By lane: a gate can only close when a lane has closed a record.
-        gates: dict[Lane, bool] = {}
+        # By lane: this can only change when a lane has closed a record.
+        passing: dict[Lane, bool] = {}
         # One that opens or closes a record, in Python those with new keys, and all of a run that is not plain.
         is_known = False
         while position < last and not (is_known or output.has_closed) and type(record := run[position]) is tuple:
@@ -91,7 +92,7 @@ class Placement:
             size = len(data) + key_bytes
             if size > free_bytes:
                 break
-            if not (is_open or self._lets_pass(lane, gates)):
+            if not (all_pass or self._lets_pass(lane, passing)):
                 handle = self._queue(lane.shard_id, UserRecord(key, data, explicit, terms.flow, terms.tier), now)
             elif explicit is None:
                 handle = lane.add(key, key_entry, data, size, now)
@@ -105,15 +106,15 @@ class Placement:
             position += 1
         return position, room[1] - free_bytes
 
-    def _lets_pass(self, lane: Lane, gates: dict[Lane, bool]) -> bool:
-        lets_pass = gates.get(lane)
+    def _lets_pass(self, lane: Lane, passing: dict[Lane, bool]) -> bool:
+        lets_pass = passing.get(lane)
         if lets_pass is None:
-            lets_pass = gates[lane] = self._fair is None or self._fair.lets_pass(lane.shard_id)
+            lets_pass = passing[lane] = self._fair is None or self._fair.lets_pass(lane.shard_id)
         return lets_pass
 
     def _queue(self, shard_id: str | None, record: UserRecord, now: float) -> ResultHandle:
         """Let a user record wait for its turn."""
-        assert self._fair is not None  # noqa: S101 - a gate is closed
+        assert self._fair is not None  # noqa: S101 - a shard does not keep up
         detached = self._stages.accept_detached(record, now)
-        self._fair.enqueue(shard_id, detached)
+        self._fair.waiting.put(shard_id, detached)
         return self._stages.delivery(detached.outcome, 0)

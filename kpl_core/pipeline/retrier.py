@@ -105,7 +105,7 @@ class BackoffQueue:
 
     def has_shard(self, shard_id: str | None) -> bool:
         """Return True if a record of this shard is in the queue."""
-        # `get`: a counter's own look-up of a missing key is ten times slower, and every put behind a gate asks.
+        # `get`: a counter's own look-up of a missing key is ten times slower, and every put with a fair intake asks.
         return self._by_shard.get(shard_id, 0) > 0
 
     @property

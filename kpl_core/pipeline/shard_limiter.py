@@ -192,6 +192,7 @@ class ShardLimiter:
         """Admit all of these records past an empty queue if there are tokens for all, else none; return how many."""
         if self._earliest_expiration != math.inf or self._in_order:
             return 0
+        # Those that have not expired (`has_expired`), without a call for each.
         costs = [record.size_bytes for record in records if record.expires_at > now]
         count, size_bytes = len(costs), sum(costs)
         most_records, most_bytes = self._bucket.capacities

@@ -41,7 +41,8 @@ class ShardMap:
         self._ranges: dict[str, tuple[bytes, bytes]] = {}
         self._closed_at: dict[str, float] = {}
         self._updated_at: float | None = None
-        self._refresh_wanted = False
+        # True if a newer map should be fetched.
+        self.refresh_wanted = True
         # The ends of the open shards, where they leave no gap: enough to say which shard holds any digest.
         self.gapless_ends: list[bytes] = []
 
@@ -92,7 +93,7 @@ class ShardMap:
         for shard_id in [id_ for id_, at in self._closed_at.items() if now - at > CLOSED_RANGE_SECONDS]:
             del self._closed_at[shard_id], self._ranges[shard_id]
         self._updated_at = now
-        self._refresh_wanted = False
+        self.refresh_wanted = False
         next_starts = [0, *(shard.ending_hash_key + 1 for shard in ordered)]
         starts = [*(shard.starting_hash_key for shard in ordered), MAX_HASH_KEY + 1]
         self.gapless_ends = ends if next_starts == starts else []
@@ -104,12 +105,7 @@ class ShardMap:
         A request that began before the last update is no evidence about the present map.
         """
         if self._updated_at is None or seen_at > self._updated_at:
-            self._refresh_wanted = True
-
-    @property
-    def refresh_wanted(self) -> bool:
-        """Return True if a newer map should be fetched."""
-        return self._refresh_wanted or self._updated_at is None
+            self.refresh_wanted = True
 
     def __repr__(self) -> str:
         return f"<ShardMap {len(self._shard_ids)} open shards{', refresh wanted' if self.refresh_wanted else ''}>"

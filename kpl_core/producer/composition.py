@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from kpl_core.durability.breaker_gate import BreakerGate
 from kpl_core.durability.durable_ledger import DurableLedger, durable_rules
-from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.intake.fair_intake import FairIntake
+from kpl_core.pipeline.intake.write_ahead import SpoolState, WriteAhead
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.stages import SpoolState, Stages, WriteAhead
+from kpl_core.pipeline.stages import Stages
 from kpl_core.records.outcome import ResultHandle
 
 

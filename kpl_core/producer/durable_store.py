@@ -32,8 +32,8 @@ from kpl_core.errors import ConfigError, InvalidUserRecord, ProducerClosed
 from kpl_core.hooks import DeadLetterAlarm, RecordsFinished, RecordsWrittenAhead
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
+from kpl_core.pipeline.intake.write_ahead import SpoolState, WriteAhead
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.stages import SpoolState, WriteAhead
 from kpl_core.producer.dead_letter_sender import DeadLetterSender
 from kpl_core.producer.delivery import call_when_finished
 from kpl_core.producer.replay_put import ReplayPut
@@ -131,11 +131,10 @@ class DurableStore:
     def collect(self) -> None:
         """Take the records from the pipelines that must go to the disk; called after every change."""
         for pipeline in self._streams.take_progressed():
-            if pipeline.has_work_for_the_disk:
-                if pipeline.write_ahead is not None and pipeline.write_ahead.has_records:
-                    self._write(pipeline, pipeline.write_ahead)
-                if pipeline.ledger.has_pending:
-                    self._send(pipeline, _ledger(pipeline).take_pending_fallbacks(), 0)
+            if pipeline.write_ahead is not None and pipeline.write_ahead.records:
+                self._write(pipeline, pipeline.write_ahead)
+            if pipeline.ledger.has_pending:
+                self._send(pipeline, _ledger(pipeline).take_pending_fallbacks(), 0)
         if self._confirmed and self.spool is not None:
             confirmed, self._confirmed = self._confirmed, []
             # A spool that is closed or broken delivers them once more after the restart.

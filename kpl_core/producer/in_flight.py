@@ -23,14 +23,15 @@ class InFlightRequests(Generic[Member]):
         self._taken: dict[Member, int] = {}
         # How many requests are in flight.
         self.total = 0
-        self._waiting: deque[Member] = deque()
+        # Members in the order in which they asked.
+        self.waiting: deque[Member] = deque()
         # Members whose turn it is, and that have not called `take` since.
-        self._called: set[Member] = set()
+        self.called: set[Member] = set()
 
     def free_for(self, member: Member) -> int:
         """Return how many requests of `member` may leave now, the place reserved for it included."""
-        free = self._limit - self.total - len(self._called)
-        return free + 1 if member in self._called else free
+        free = self._limit - self.total - len(self.called)
+        return free + 1 if member in self.called else free
 
     def take(self, member: Member, count: int, *, wants_more: bool) -> Member | None:
         """Take `count` places, at most `free_for(member)`; return the member whose turn it is now, if there is one.
@@ -41,14 +42,14 @@ class InFlightRequests(Generic[Member]):
         if count:
             self._taken[member] = self._taken.get(member, 0) + count
             self.total += count
-        was_called = member in self._called
+        was_called = member in self.called
         if was_called:
-            self._called.remove(member)
+            self.called.remove(member)
         if wants_more:
-            if member not in self._waiting:
-                self._waiting.append(member)
-        elif self._waiting and member in self._waiting:
-            self._waiting.remove(member)
+            if member not in self.waiting:
+                self.waiting.append(member)
+        elif self.waiting and member in self.waiting:
+            self.waiting.remove(member)
         return self._call_next() if was_called and not count else None
 
     def release(self, member: Member) -> Member | None:
@@ -59,12 +60,12 @@ class InFlightRequests(Generic[Member]):
             self._taken[member] = left
         else:
             del self._taken[member]
-        return self._call_next() if self._waiting else None
+        return self._call_next() if self.waiting else None
 
     def _call_next(self) -> Member | None:
-        if not self._waiting or self.total + len(self._called) >= self._limit:
+        if not self.waiting or self.total + len(self.called) >= self._limit:
             return None
-        member = next((waiting for waiting in self._waiting if not self._taken.get(waiting)), self._waiting[0])
-        self._waiting.remove(member)
-        self._called.add(member)
+        member = next((waiting for waiting in self.waiting if not self._taken.get(waiting)), self.waiting[0])
+        self.waiting.remove(member)
+        self.called.add(member)
         return member

@@ -26,9 +26,9 @@ from kpl_core.event_loop import running_clock, running_loop
 from kpl_core.hooks import Hook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.intake.write_ahead import SpoolState
 from kpl_core.pipeline.open_record import COMPILED
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.stages import SpoolState
 from kpl_core.producer.capacity_waiters import WaitersByFlow
 from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.stream_set import StreamSet

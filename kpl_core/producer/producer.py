@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kpl_core.coordination.store import CoordinationStore
     from kpl_core.durability.dead_letters import DeadLetterQueue, DeadLetterSink
     from kpl_core.durability.spool import Spool
-    from kpl_core.pipeline.stages import SpoolState
+    from kpl_core.pipeline.intake.write_ahead import SpoolState
     from kpl_core.producer.coordination_driver import CoordinationDriver
 
 # `put_many` is faster with each. So many of the largest records that are aggregated occupy the loop for 10 ms.

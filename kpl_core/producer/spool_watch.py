@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 
 from kpl_core.durability.spool import AsyncSpool, SpoolError, SpoolFull
-from kpl_core.pipeline.stages import PROBE_SECONDS, SpoolState
+from kpl_core.pipeline.intake.write_ahead import PROBE_SECONDS, SpoolState
 
 _log: Final = logging.getLogger("kpl_core")
 # The keys in the spool are read again after so many times as long as reading them took.

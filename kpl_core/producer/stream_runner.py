@@ -29,6 +29,8 @@ from kpl_core.transport.transport import KinesisTransport, answer_within, as_ans
 _logger: Final = logging.getLogger("kpl_core")
 # A round of the event loop starts requests up to this size.
 _ROUND_BYTES: Final = 1_000_000
+# The resolution of uvloop's timers; others have a finer one.
+_TIMER_SECONDS: Final = 0.001
 
 QUIET_SECONDS: Final = 60.0
 
@@ -130,42 +132,28 @@ class StreamRunner:
 
     async def run(self) -> None:
         """Send the requests that are due, and sleep until the next wake-up; cancelled by the producer."""
-        now = self._clock()
+        now, loop = self._clock(), _get_running_loop()
         while True:
-            self._woken = anyio.Event()
+            woken = self._woken = anyio.Event()
             self.pipeline.attention = False
             wakeup = self._poll(now)
             self._progress()
-            timer_fired = True
             if wakeup <= now:
                 await anyio.lowlevel.checkpoint()
+            elif loop is None or wakeup == math.inf:
+                with anyio.move_on_after(wakeup - now):
+                    await woken.wait()
             else:
-                timer_fired = await self._sleep(wakeup - now)
-            # A timer may fire a moment early. Then nothing would be due, again and again.
-            now = max(self._clock(), wakeup) if timer_fired else self._clock()
-
-    async def _sleep(self, seconds: float) -> bool:
-        """Sleep for so long, or until `wake`. Return True if the time is over."""
-        woken, loop = self._woken, _get_running_loop()
-        if loop is None or seconds == math.inf:
-            with anyio.move_on_after(seconds):
-                await woken.wait()
-                return False
-            return True
-        # With uvloop, whose clock counts milliseconds, the timer of anyio runs up to a millisecond in a busy loop.
-        is_over = False
-
-        def end() -> None:
-            nonlocal is_over
-            is_over = True
-            woken.set()
-
-        timer = loop.call_later(seconds, end)
-        try:
-            await woken.wait()
-        finally:
-            timer.cancel()
-        return is_over
+                # With uvloop, whose clock counts milliseconds, anyio's timer runs up to a millisecond in a busy loop.
+                timer = loop.call_later(wakeup - now, woken.set)
+                try:
+                    await woken.wait()
+                finally:
+                    timer.cancel()
+            now = self._clock()
+            if wakeup - _TIMER_SECONDS < now < wakeup:
+                # A timer may fire a moment early. Then nothing would be due, again and again.
+                now = wakeup
 
     def _poll(self, now: float) -> float:
         """Start requests that are due and have a place; return when to poll again.
@@ -180,9 +168,11 @@ class StreamRunner:
             for request in poll.requests:
                 self._start(request)
             may_send_more = poll.wants_more and free > 1
-            next_runner = in_flight.take(self, len(poll.requests), wants_more=poll.wants_more and not may_send_more)
-            if next_runner is not None:
-                next_runner.wake()
+            # Most polls send nothing, and nobody waits for a place.
+            if poll.requests or poll.wants_more or in_flight.waiting or in_flight.called:
+                next_runner = in_flight.take(self, len(poll.requests), wants_more=poll.wants_more and not may_send_more)
+                if next_runner is not None:
+                    next_runner.wake()
             if not may_send_more:
                 break
             size_bytes += sum([record.size_bytes for record in poll.requests[0].records])

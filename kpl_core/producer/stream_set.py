@@ -15,8 +15,8 @@ from kpl_core.durability.circuit_breaker import CircuitBreaker
 from kpl_core.hooks import Fact, Hook, OpeningHook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.intake.write_ahead import SpoolState
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.stages import SpoolState
 from kpl_core.producer.composition import StreamParts, stream_parts
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.in_flight import InFlightRequests
@@ -61,8 +61,8 @@ class StreamSet:
         self._runners: dict[str, StreamRunner] = {}
         self._parts: dict[str, StreamParts] = {}
         # Streams that changed since the hooks got their facts, and since the disk got its records.
-        self._with_facts: set[str] = set()
-        self._with_work: set[str] = set()
+        self._with_facts: set[StreamPipeline] = set()
+        self._with_work: set[StreamPipeline] = set()
         self._starting: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._added = anyio.Event()
         self._tasks: TaskGroup
@@ -112,7 +112,7 @@ class StreamSet:
             request_seconds=call_seconds(config),
             clock=self.clock,
             tasks=self._tasks,
-            progress=partial(self._progressed, stream),
+            progress=partial(self._progressed, pipeline),
         )
         self._runners[stream] = runner
         self._parts[stream] = parts
@@ -142,17 +142,17 @@ class StreamSet:
             for shard_id, breaker in parts.gate.breakers.items()
         }
 
-    def take_progressed(self) -> list[StreamPipeline]:
+    def take_progressed(self) -> set[StreamPipeline]:
         """Return the pipelines that changed since the last call: of a thousand streams, few are looked at."""
-        streams, self._with_work = self._with_work, set()
-        return [self._runners[stream].pipeline for stream in streams]
+        pipelines, self._with_work = self._with_work, set()
+        return pipelines
 
     def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
         """Return the user records and bytes that each flow has waiting, over all streams."""
         total: dict[str | None, tuple[int, int]] = {}
         for _, fair, _ in self._parts.values():
             if fair is not None:
-                for flow, (records, size_bytes) in fair.waiting_by_flow.items():
+                for flow, (records, size_bytes) in fair.waiting.queued_by_flow.items():
                     before = total.get(flow, (0, 0))
                     total[flow] = (before[0] + records, before[1] + size_bytes)
         return total
@@ -163,7 +163,7 @@ class StreamSet:
         longest: dict[str | None, float] = {}
         for _, fair, _ in self._parts.values():
             if fair is not None:
-                for flow, arrived_at in fair.oldest_by_flow().items():
+                for flow, arrived_at in fair.waiting.oldest_by_flow().items():
                     longest[flow] = max(now - arrived_at, longest.get(flow, 0.0))
         return longest
 
@@ -202,8 +202,9 @@ class StreamSet:
 
     def abandon(self, now: float) -> None:
         """Give every user record that is left its result, or offer it to the durable store."""
-        self._with_facts.update(self._runners)
-        self._with_work.update(self._runners)
+        pipelines = self.pipelines().values()
+        self._with_facts.update(pipelines)
+        self._with_work.update(pipelines)
         for runner in self._runners.values():
             # The producer itself logs the records that it gives up.
             runner.trouble.log_losses(runner.pipeline.ledger.failed)
@@ -213,20 +214,20 @@ class StreamSet:
         """Stop all tasks."""
         self._tasks.cancel_scope.cancel()
 
-    def _progressed(self, stream: str) -> None:
+    def _progressed(self, pipeline: StreamPipeline) -> None:
         if self._hooks:
-            self._with_facts.add(stream)
-        self._with_work.add(stream)
-        if self.on_waiting is not None and self._runners[stream].pipeline.limiter.wakeups:
+            self._with_facts.add(pipeline)
+        self._with_work.add(pipeline)
+        if self.on_waiting is not None and pipeline.limiter.wakeups:
             self.on_waiting()
         self._progress()
 
     def tell_hooks(self) -> None:
         """Give the hooks the new facts of the streams that may have some."""
         # Swapped first: a hook may put to a new stream.
-        streams, self._with_facts = self._with_facts, set()
-        for stream in streams:
-            self._tell(self._runners[stream].pipeline.ledger.take_facts())
+        pipelines, self._with_facts = self._with_facts, set()
+        for pipeline in pipelines:
+            self._tell(pipeline.ledger.take_facts())
 
     def tell(self, fact: Fact) -> None:
         """Give the hooks a fact that belongs to no stream."""

@@ -134,11 +134,6 @@ def encode(user_records: Sequence[UserRecord]) -> bytes:
     return with_digest(b"".join((MAGIC, *_pieces(user_records), UNSEALED)))
 
 
-def encoded_size(user_records: Sequence[UserRecord]) -> int:
-    """Return the exact length of `encode(user_records)` in bytes."""
-    return ENVELOPE_BYTES + sum(map(len, _pieces(user_records)))
-
-
 def _pieces(user_records: Sequence[UserRecord]) -> list[bytes]:
     keys: dict[str, int] = {}
     explicit_hash_keys: dict[str, int] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kpl_core import Config, UserRecord
-from kpl_core.records.aggregated_record import encoded_size
+from kpl_core.records.aggregated_record import encode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cost.md").read_text(encoding="utf-8")
 ROWS = [
@@ -21,7 +21,7 @@ A_BILLION = 1_000_000_000
 
 
 def _aggregated(data_bytes: int, count: int) -> int:
-    return encoded_size([UserRecord(f"{number:08d}", bytes(data_bytes)) for number in range(count)])
+    return len(encode([UserRecord(f"{number:08d}", bytes(data_bytes)) for number in range(count)]))
 
 
 def _fit(data_bytes: int) -> int:

@@ -9,6 +9,7 @@ from kpl_core.durability.dead_letters import SinkReport
 from kpl_core.durability.spool import DeadLetter
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.producer.stream_set import StreamSet
 from kpl_core.testing import FakeKinesis, RecordError, When
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.support.durability_scene import assert_invariant, producer
@@ -30,14 +31,15 @@ async def test_the_disk_is_asked_for_the_streams_in_which_something_happened_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = 0
-    original = vars(StreamPipeline)["has_work_for_the_disk"]
+    original = StreamSet.take_progressed
 
-    def counted(pipeline: StreamPipeline) -> bool:
+    def counted(streams: StreamSet) -> set[StreamPipeline]:
         nonlocal looks
-        looks += 1
-        return bool(original.__get__(pipeline))
+        pipelines = original(streams)
+        looks += len(pipelines)
+        return pipelines
 
-    monkeypatch.setattr(StreamPipeline, "has_work_for_the_disk", property(counted))
+    monkeypatch.setattr(StreamSet, "take_progressed", counted)
     names = [f"stream-{number}" for number in range(STREAMS)]
     kinesis = FakeKinesis(dict.fromkeys(names, 1), enforce_limits=False)
     # Every other stream loses what it was given.

@@ -106,14 +106,14 @@ def test_records_that_wait_leave_as_soon_as_the_probes_have_closed_the_breaker()
     """They had waited for the next probe, which would go after the timeout of the last ones."""
     breakers = gate_of()
     breakers.answered(request(LEFT, 20, 0.9), [THROTTLED] * 20, 1.0)
-    assert breakers.take_ready(1.0) == []
+    assert not breakers.take_ready(1.0)[0]
     probes = [kinesis_record(shard=LEFT, expires_at=30.0) for _ in range(4)]
     assert {breakers.decide(record, 2.0) for record in probes} == {Passage.PROBE}
     waits = kinesis_record(shard=LEFT, expires_at=30.0)
     assert breakers.decide(waits, 2.0) is Passage.KEPT
-    assert breakers.take_ready(2.0) == []
+    assert not breakers.take_ready(2.0)[0]
     breakers.answered(PutRecordsRequest("s", probes, started_at=2.0), [PutRecordsEntry("1", LEFT)] * 4, 2.1)
-    assert breakers.take_ready(2.1) == [waits]
+    assert breakers.take_ready(2.1)[0] == [waits]
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,4 @@ def test_records_that_wait_leave_as_soon_as_the_probes_have_closed_the_breaker()
 def test_the_fact_of_a_shard_that_fails_has_the_code_of_its_last_record(answer, code):
     breakers = gate_of()
     breakers.answered(request(LEFT, 20, 0.9), [THROTTLED] * 19 + [answer], 1.0)
-    breakers.take_ready(1.0)
-    assert breakers.take_facts() == [BreakerChanged("s", LEFT, "open", code)]
+    assert breakers.take_ready(1.0) == ([], [BreakerChanged("s", LEFT, "open", code)])

@@ -11,7 +11,7 @@ import pytest
 from kpl_core import BufferFull, ConfigError, NotSpooled
 from kpl_core.durability.spool.spool_error import SpoolUnavailable
 from kpl_core.options.reliability import SpoolFailure, SpoolOptions
-from kpl_core.pipeline.stages import SpoolState
+from kpl_core.pipeline.intake.write_ahead import SpoolState
 from kpl_core.producer import spool_watch
 from kpl_core.producer.spool_watch import SpoolWatch
 from kpl_core.records.outcome import Outcome

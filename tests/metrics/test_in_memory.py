@@ -17,7 +17,7 @@ from kpl_core.hooks import (
     ShardRateChanged,
     ShareChanged,
 )
-from kpl_core.pipeline.stages import SpoolState
+from kpl_core.pipeline.intake.write_ahead import SpoolState
 from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.metrics.in_memory import InMemoryMetrics
 from kpl_integrations.metrics.prometheus import PrometheusMetrics

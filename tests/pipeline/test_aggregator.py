@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kpl_core.records.aggregated_record import decode, encode, encoded_size
+from kpl_core.records.aggregated_record import decode, encode
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.user_record import TIERS, UserRecord
 from tests.pipeline.lanes import aggregator, contents, plain, put
@@ -135,7 +135,7 @@ def test_a_count_of_one_is_no_aggregation():
 
 def test_it_closes_before_the_user_record_that_would_not_fit():
     records = [plain(30, "k") for _ in range(4)]
-    stage = aggregator(size_limit=encoded_size(records[:3]) + 1)
+    stage = aggregator(size_limit=len(encode(records[:3])) + 1)
     for record in records:
         put(stage, record)
     (closed,) = stage.take_closed()
@@ -145,11 +145,11 @@ def test_it_closes_before_the_user_record_that_would_not_fit():
 
 def test_it_closes_at_once_when_exactly_full():
     records = [plain(30, "k") for _ in range(3)]
-    stage = aggregator(size_limit=encoded_size(records))
+    stage = aggregator(size_limit=len(encode(records)))
     for record in records:
         put(stage, record)
     (closed,) = stage.take_closed()
-    assert len(closed.data) == encoded_size(records)
+    assert len(closed.data) == len(encode(records))
 
 
 def test_a_giant_user_record_leaves_raw_and_its_neighbours_unharmed():

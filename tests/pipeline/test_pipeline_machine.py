@@ -13,11 +13,11 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kpl_core.errors import BufferFull
-from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.hooks import RecordsFinished
 from kpl_core.options.config import Config
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.composition import stream_parts

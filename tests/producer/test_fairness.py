@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from kpl_core import BufferFull, Config, FairnessPolicy, Producer, decode
-from kpl_core.fairness.fair_intake import FairIntake
+from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.testing import MergeDuringRequest, SplitDuringRequest, When
 from tests.support.producer_scene import STREAM, service, unmetered
 

@@ -11,7 +11,7 @@ import http_sf
 import pytest
 
 from kpl_core import SpoolOptions
-from kpl_core.fairness.fair_intake import FairIntake
+from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.testing import Effect, ErrorAnswer, FakeKinesis, FakeTransport, ResetBeforeCommit, When
 from kpl_integrations.ingest import REFUSALS, IngestGateway, Refusal, load_settings
 from kpl_integrations.ingest.http.answers import REGISTERED_TYPES

@@ -1,12 +1,12 @@
-"""The gates of the shards: records in front of a closed gate are kept apart from records behind it."""
+"""The fair intake: records that wait for their shard are kept apart from those that it let in."""
 
 import pytest
 
 from kpl_core import Config
-from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import GroupTerms
@@ -28,25 +28,25 @@ def pipeline() -> StreamPipeline:
     return made
 
 
-def gates(pipeline: StreamPipeline) -> FairIntake:
+def intake(pipeline: StreamPipeline) -> FairIntake:
     assert isinstance(pipeline.fair, FairIntake)
     return pipeline.fair
 
 
-def test_a_gate_is_closed_while_a_quarter_second_of_capacity_is_unanswered(pipeline: StreamPipeline) -> None:
+def test_a_shard_does_not_keep_up_while_a_quarter_second_of_capacity_is_unanswered(pipeline: StreamPipeline) -> None:
     _ = pipeline.put("k", bytes(BYTES_PER_SECOND // 4), 0.0)
     pipeline.flush(0.2)
-    assert gates(pipeline).all_let_pass()
+    assert intake(pipeline).all_let_pass()
     (request,) = pipeline.poll(0.2, 1).requests
-    assert not gates(pipeline).lets_pass(SHARD.shard_id)
-    assert not gates(pipeline).all_let_pass()
-    assert gates(pipeline).lets_pass("another")
+    assert not intake(pipeline).lets_pass(SHARD.shard_id)
+    assert not intake(pipeline).all_let_pass()
+    assert intake(pipeline).lets_pass("another")
     pipeline.request_completed(request, [PutRecordsEntry(sequence_number="1", shard_id=SHARD.shard_id)], 0.3)
-    assert gates(pipeline).all_let_pass()
-    assert gates(pipeline).lets_pass(SHARD.shard_id)
+    assert intake(pipeline).all_let_pass()
+    assert intake(pipeline).lets_pass(SHARD.shard_id)
 
 
-def test_records_in_front_of_a_closed_gate_do_not_join_a_record_behind_it(
+def test_records_that_wait_do_not_join_a_record_that_was_let_in(
     pipeline: StreamPipeline,
 ) -> None:
     _ = pipeline.put("k", bytes(BYTES_PER_SECOND // 4), 0.0)
@@ -54,10 +54,10 @@ def test_records_in_front_of_a_closed_gate_do_not_join_a_record_behind_it(
     passed = pipeline.put("k", b"in the next aggregated record", 0.2)
     assert pipeline.reaggregator.arrival_with(UserRecord("k", b"beside it"), passed) == 0.2
     assert len(pipeline.poll(0.2, 1).requests) == 1
-    assert pipeline.reaggregator.arrival_with(UserRecord("k", b"in front of the gate"), passed) is None
+    assert pipeline.reaggregator.arrival_with(UserRecord("k", b"waits"), passed) is None
 
 
-def test_each_record_in_front_of_a_closed_gate_expires_at_its_own_time() -> None:
+def test_each_record_that_waits_expires_at_its_own_time() -> None:
     config = Config(rate_limit_bytes_per_sec_per_shard=BYTES_PER_SECOND, fairness=FairnessPolicy(), record_ttl_ms=1_000)
     limit = BufferLimit(max_records=1_000, max_bytes=1_000_000)
     pipeline = stream_parts("s", config, limit, now=0.0, chance=lambda: 0.5).pipeline
@@ -74,8 +74,8 @@ def test_each_record_in_front_of_a_closed_gate_expires_at_its_own_time() -> None
 
 def test_a_group_without_aggregation_leaves_no_mark_on_the_next_group_of_its_flow(pipeline: StreamPipeline) -> None:
     for aggregate in (False, True, False, True):
-        gates(pipeline).reserve(2, 1, GroupTerms("a", aggregate=aggregate))
-        assert gates(pipeline).travels_alone("a") is not aggregate
+        intake(pipeline).reserve(2, 1, GroupTerms("a", aggregate=aggregate))
+        assert intake(pipeline).travels_alone("a") is not aggregate
 
 
 def test_a_record_that_waits_keeps_its_metadata_and_its_flow(pipeline: StreamPipeline) -> None:
@@ -87,12 +87,12 @@ def test_a_record_that_waits_keeps_its_metadata_and_its_flow(pipeline: StreamPip
     assert (plain.outcome.metadata, plain.outcome.notes) == (None, None)
 
 
-def test_a_put_does_not_overtake_the_records_that_wait_although_the_gate_is_open(pipeline: StreamPipeline) -> None:
-    assert gates(pipeline).lets_pass(SHARD.shard_id)
+def test_a_put_does_not_overtake_the_records_that_wait_although_the_shard_keeps_up(pipeline: StreamPipeline) -> None:
+    assert intake(pipeline).lets_pass(SHARD.shard_id)
     waits = pipeline.stages.accept_detached(UserRecord("k", b"x"), 0.0)
-    gates(pipeline).enqueue(SHARD.shard_id, waits)
-    assert gates(pipeline).is_open(SHARD.shard_id)
-    assert not gates(pipeline).lets_pass(SHARD.shard_id)
+    intake(pipeline).waiting.put(SHARD.shard_id, waits)
+    assert intake(pipeline).keeps_up(SHARD.shard_id)
+    assert not intake(pipeline).lets_pass(SHARD.shard_id)
 
 
 def test_after_a_reshard_only_the_records_that_wait_for_a_closed_shard_are_routed_again(
@@ -109,6 +109,6 @@ def test_after_a_reshard_only_the_records_that_wait_for_a_closed_shard_are_route
     assert pipeline.statistics().queueing == 2
     pipeline.shards_changed(split([stable, parent], parent.shard_id), 0.1)
     pipeline.poll(0.1, 0)
-    # The children have no record in flight, so their gates are open.
+    # The children have no record in flight, so they keep up.
     assert pipeline.statistics().queueing == 1
-    assert not gates(pipeline).lets_pass(stable.shard_id)
+    assert not intake(pipeline).lets_pass(stable.shard_id)

@@ -13,7 +13,7 @@ the room, a second at most half of the rest, and a quiet flow always finds some.
 """
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 
 from kpl_core.errors import BufferFull
 from kpl_core.fairness import FairQueue
@@ -23,7 +23,7 @@ from kpl_core.records.expiry import EXPIRED_AT_ONCE, has_expired
 from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.user_record import Tier
 
-Flow = Hashable
+Flow = str | None
 
 
 class FairShards:
@@ -36,8 +36,8 @@ class FairShards:
         self._queues: dict[str | None, FairQueue[DetachedUserRecord]] = {}
         # By flow: the user records and bytes that wait, over all shards.
         self._held: dict[Flow, list[int]] = {}
-        # Never later than the earliest expiration in here.
-        self._earliest_expiration = math.inf
+        # The first user record expires no earlier; `math.inf` if nothing waits.
+        self.next_at = math.inf
 
     def __bool__(self) -> bool:
         """Return True if a user record waits, for any shard."""
@@ -48,7 +48,7 @@ class FairShards:
         return shard_id in self._queues
 
     @property
-    def waiting_shards(self) -> list[str | None]:
+    def shards(self) -> list[str | None]:
         """Return the shards for which user records wait."""
         return list(self._queues)
 
@@ -78,25 +78,27 @@ class FairShards:
             message, outstanding_records=limit.outstanding_records, outstanding_bytes=limit.outstanding_bytes
         )
 
-    def put(self, shard_id: str | None, waiting: DetachedUserRecord, size_bytes: int) -> None:
+    def put(self, shard_id: str | None, waiting: DetachedUserRecord) -> None:
         """Enqueue a user record behind the others of its flow."""
         queue = self._queues.get(shard_id)
         if queue is None:
             queue = self._queues[shard_id] = FairQueue(weight_of=self._policy.weight_of)
-        flow = waiting.user_record.flow
+        flow, size_bytes = waiting.user_record.flow, waiting.size_bytes
         queue.push(waiting, flow, size_bytes, waiting.tier)
         held = self._held.setdefault(flow, [0, 0])
         held[0] += 1
         held[1] += size_bytes
-        self._earliest_expiration = min(self._earliest_expiration, waiting.arrived_at + self._ttl_seconds)
+        self.next_at = min(self.next_at, waiting.arrived_at + self._ttl_seconds)
 
     def take(self, shard_id: str | None) -> DetachedUserRecord:
         """Remove and return the user record whose turn it is; something is waiting for the shard."""
         queue = self._queues[shard_id]
         waiting = queue.pop()
+        self._left(waiting)
         if not queue:
             del self._queues[shard_id]
-        self._left(waiting)
+            if not self._queues:
+                self.next_at = math.inf
         return waiting
 
     def _left(self, waiting: DetachedUserRecord) -> None:
@@ -108,8 +110,8 @@ class FairShards:
             del self._held[flow]
 
     def take_expired(self, now: float) -> list[DetachedUserRecord]:
-        """Remove and return up to 500 expired user records; if there are more, `next_wakeup` stays in the past."""
-        if self._earliest_expiration > now:
+        """Remove and return up to 500 expired user records; if there are more, `next_at` stays in the past."""
+        if self.next_at > now:
             return []
         expired: list[DetachedUserRecord] = []
 
@@ -129,9 +131,9 @@ class FairShards:
                 del self._queues[shard_id]
         for waiting in expired:
             self._left(waiting)
-        if len(expired) >= EXPIRED_AT_ONCE:
+        if len(expired) >= EXPIRED_AT_ONCE and self._queues:
             return expired
-        self._earliest_expiration = self._ttl_seconds + min(
+        self.next_at = self._ttl_seconds + min(
             (next(queue.items(flow)).arrived_at for queue in self._queues.values() for flow in queue.flows()),
             default=math.inf,
         )
@@ -146,19 +148,18 @@ class FairShards:
                 drained += queue.drain()
         for waiting in drained:
             self._left(waiting)
+        if not self._queues:
+            self.next_at = math.inf
         return drained
-
-    def next_wakeup(self) -> float:
-        """Return when the first user record may expire, `math.inf` if nothing waits."""
-        return self._earliest_expiration if self._queues else math.inf
 
     def oldest_by_flow(self) -> dict[Flow, float]:
         """Return when the oldest waiting user record of each flow arrived, over all shards."""
         oldest: dict[Flow, float] = {}
         for queue in self._queues.values():
             for flow in queue.flows():
-                arrived_at = next(queue.items(flow)).arrived_at
-                oldest[flow] = min(arrived_at, oldest.get(flow, arrived_at))
+                first = next(queue.items(flow))
+                key = first.user_record.flow
+                oldest[key] = min(first.arrived_at, oldest.get(key, first.arrived_at))
         return oldest
 
     @property
