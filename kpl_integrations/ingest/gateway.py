@@ -205,6 +205,7 @@ class IngestGateway:
         verified_bytes = self.settings.max_reading_bytes // 2 if self.directory.verifies else 0
         acknowledge = None if self._supervisor is None else self._supervisor.counts.acknowledge
         admission = Admission(producer, accounts, clock=clock, chance=self._chance, acknowledge=acknowledge)
+        streams = StreamDirectory(transport, clock=clock)
         parts = PartsWatch(
             producer,
             lambda: admission.state,
@@ -212,6 +213,7 @@ class IngestGateway:
             certificate=self.certificate,
             default_ack=self.settings.default_ack,
             sink=sink,
+            streams=streams,
             clock=clock,
         )
         return OpenGateway(
@@ -220,7 +222,7 @@ class IngestGateway:
             transport=transport,
             producer=producer,
             accounts=accounts,
-            streams=StreamDirectory(transport, clock=clock),
+            streams=streams,
             admission=admission,
             verified_room=SharedRoom(verified_bytes),
             anonymous_room=SharedRoom(self.settings.max_reading_bytes - verified_bytes),

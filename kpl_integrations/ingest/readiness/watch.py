@@ -18,6 +18,7 @@ from kpl_core.hooks import CoordinatorMet, RequestCompleted
 from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text
 from kpl_integrations.ingest.outside_parts import WatchedSink
 from kpl_integrations.ingest.readiness.parts import Part, Parts, PartState, PartStatus, Symptom
+from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import Ack
 from kpl_integrations.metrics.metrics_hook import Sample
 
@@ -48,6 +49,7 @@ class PartsWatch:
         certificate: of the server in front, None without TLS.
         default_ack: what requests get that choose none.
         sink: takes the dead letters; None: a file does, or there are none.
+        streams: looks up the streams that clients name.
         clock: monotonic seconds.
     """
 
@@ -60,6 +62,7 @@ class PartsWatch:
         certificate: ServerCertificate | None,
         default_ack: Ack,
         sink: WatchedSink | None,
+        streams: StreamDirectory,
         clock: Callable[[], float],
     ) -> None:
         self._producer = producer
@@ -67,6 +70,7 @@ class PartsWatch:
         self._certificate = certificate
         self._default_ack = default_ack
         self._sink = sink
+        self._streams = streams
         self._clock = clock
         self._wall_clock = time.time
         # Why the tenants could not be read again, None if they were.
@@ -212,6 +216,13 @@ class PartsWatch:
         refused = [stream for stream in stopped if states[stream, _WHOLE_STREAM] is BreakerState.OPEN]
         codes = {stream: answers[stream][1] for stream in known if answers[stream][1]}
         used = {stream for stream in known if now - answers[stream][0] <= USED_SECONDS}
+        # Its requests get 503, and it has no pipeline yet.
+        lookup = self._streams.failed_lookup
+        if lookup is not None and now - lookup.failed_at <= _FORGET_SECONDS:
+            known.add(lookup.stream)
+            codes[lookup.stream] = lookup.code
+            if now - lookup.failed_at <= USED_SECONDS:
+                used.add(lookup.stream)
         named = {stream: f"{stream} ({codes[stream]})" if stream in codes else stream for stream in known}
         # One stream in trouble is no reason to send the traffic of all elsewhere.
         works = used - codes.keys() - set(refused)

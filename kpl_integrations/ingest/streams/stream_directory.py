@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 
@@ -83,6 +83,14 @@ class UnconfirmedNames:
                 del self._by_tenant[tenant]
 
 
+class FailedLookup(NamedTuple):
+    """A stream that could not be looked up, when, and the code of the failure."""
+
+    stream: str
+    failed_at: float
+    code: str
+
+
 class _Lookup:
     """A question to Kinesis that several requests of one tenant wait for."""
 
@@ -115,6 +123,8 @@ class StreamDirectory:
         self.known: set[str] = set()
         self._unconfirmed = UnconfirmedNames()
         self._logged_at = -math.inf
+        # The latest lookup, if Kinesis did not answer it.
+        self.failed_lookup: FailedLookup | None = None
         self._lookups: dict[tuple[str, str, str], _Lookup] = {}
         self._lookup_calls = lookup_calls()
         # Also for the questions that the Kinesis API of the gateway forwards.
@@ -202,6 +212,7 @@ class StreamDirectory:
             detail = f"this gateway already serves {MOST_STREAMS:,} streams; run another gateway for more"
             raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
         answer = await self._transport.list_shards(stream)
+        self.failed_lookup = None
         if not isinstance(answer, RequestFailure):
             self._unconfirmed.discard(stream)
             self.known.add(stream)
@@ -209,6 +220,7 @@ class StreamDirectory:
             _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
             raise self._unknown(stream)
         elif not answer.code.startswith("AccessDenied"):
+            self.failed_lookup = FailedLookup(stream, self._clock(), answer.code)
             self._log_failure(stream, answer)
             detail = (
                 f"stream {stream} could not be looked up ({answer.code}); the gateway tries again with the next request"

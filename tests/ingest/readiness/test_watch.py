@@ -111,6 +111,27 @@ async def test_requests_that_kinesis_denies_are_a_failed_part_while_the_gateway_
     assert "part changed: kinesis is failed: requests to stream orders (AccessDeniedException) fail; " in caplog.text
 
 
+@pytest.mark.parametrize(("known", "state"), [([], "failed"), (["orders"], "degraded")])
+async def test_a_stream_that_cannot_be_looked_up_is_a_failed_part_until_kinesis_answers(
+    known: list[str], state: str
+) -> None:
+    transport = FakeTransport(FakeKinesis({"orders": 1, "late": 1}))
+    async with open_gateway(transport, record_max_buffered_time_ms=0) as gateway:
+        client = Client(gateway)
+        for stream in known:
+            assert (await client.post(records(1), ack="delivered", stream=stream)).status == 200
+        fault = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="ListShards"))
+        assert (await client.post(records(1), stream="late")).status == 503
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
+        await anyio.sleep(4.0)
+        status, parts = await shown(gateway)
+        assert (status, parts["kinesis"]["state"]) == (200, state)
+        assert parts["kinesis"]["detail"] == "requests to stream late (InternalFailure) fail"
+        transport.kinesis.faults.remove(fault)
+        assert (await client.post(records(1), stream="late")).status == 202
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
+
+
 @pytest.mark.parametrize("streams", [1, 2])
 async def test_a_stream_without_connection_ends_readiness_only_if_no_other_stream_accepts(streams: int) -> None:
     names = [f"s{number}" for number in range(streams)]
