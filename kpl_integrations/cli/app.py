@@ -60,7 +60,9 @@ DrainDelay = Annotated[
 
 
 # The options of `kpl serve`.
-Local = Annotated[bool, typer.Option("--local", help="Use a Kinesis inside this process, and check no credentials.")]
+Local = Annotated[
+    bool, typer.Option("--local", help="Use a Kinesis inside this process. Without --tenants, check no credentials.")
+]
 LocalStreams = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME[:SHARDS]", help="--local: an initial stream.  \\[default: demo:4]"),

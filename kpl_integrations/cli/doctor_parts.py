@@ -110,7 +110,7 @@ async def check_parts(found: FoundConfiguration, producer: Config | None, *, put
         # It may ask for credentials.
         checks.append(await anyio.to_thread.run_sync(check_transport, producer))
     if settings is not None:
-        checks.append(check_tenants(settings.tenants))
+        checks.append(check_tenants(settings.tenants, has_spool=settings.spool is not None))
         checks.append(check_certificate(settings.tls_certificate, settings.tls_key, time.time()))
     return checks
 
@@ -250,14 +250,14 @@ def check_transport(config: Config, *, has_cbor: bool | None = None) -> Check:
     return Check("transport", "ok", f"botocore's client, because {reason}; {encoding}")
 
 
-def check_tenants(file: Path | None) -> Check:
+def check_tenants(file: Path | None, *, has_spool: bool = True) -> Check:
     """Check the tenants file and the secrets that it names."""
     from kpl_integrations.ingest.tenants import FileTenants  # noqa: PLC0415 - as `find_configuration`
 
     if file is None:
         return Check("tenants file", "warning", "none is configured", "name one; without it only --local starts")
     try:
-        tenants = FileTenants(file)
+        tenants = FileTenants(file, has_spool=has_spool)
     except ConfigError as error:
         return _failed("tenants file", str(error))
     return Check("tenants file", "ok", f"{file} has {len([*tenants.tenants()]):,} tenants")

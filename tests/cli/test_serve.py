@@ -110,6 +110,13 @@ def test_what_cannot_be_served_is_said_in_a_sentence(kpl, arguments, status, wor
     assert (outcome.status, words in outcome.err) == (status, True), outcome.err
 
 
+def test_a_tenant_that_needs_a_spool_stops_the_start_of_a_gateway_without_one(tmp_path: Path, kpl):
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text('[unknown]\nack = "spooled"\n')
+    outcome = kpl("serve", "--local", "--port", "0", "--tenants", str(tenants))
+    assert (outcome.status, "start it with --spool FILE" in outcome.err) == (4, True), outcome.err
+
+
 def test_tenants_of_a_file_are_asked_for_their_keys(tmp_path: Path, kpl):
     made = json.loads(kpl("keys", "new", "--json").out)
     key, digest = made["api_key"], made["stored"]

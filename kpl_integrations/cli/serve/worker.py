@@ -160,7 +160,8 @@ def tenant_directory(settings: IngestSettings, *, local: bool, first_stream: str
     """
     if settings.tenants is not None:
         try:
-            return FileTenants(settings.tenants, default_ack=settings.default_ack)
+            has_spool = settings.spool is not None
+            return FileTenants(settings.tenants, default_ack=settings.default_ack, has_spool=has_spool)
         except ConfigError as error:
             raise CommandFailure(str(error), exit_code=ExitCode.BAD_INPUT) from error
     if not local:

@@ -29,16 +29,26 @@ class FileTenants:
     If the changed file is invalid, the current tenants stay, `problem` has the reason, and a warning is logged once for
     each reason.
 
+    Without `has_spool`, a tenant whose requests would ask for a spool by default makes the file invalid.
+
     Raises:
         ConfigError: the file is invalid at the start.
     """
 
     verifies = True
 
-    def __init__(self, path: Path, *, environment: Mapping[str, str] = os.environ, default_ack: Ack = "queued") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        environment: Mapping[str, str] = os.environ,
+        default_ack: Ack = "queued",
+        has_spool: bool = True,
+    ) -> None:
         self._path = path
         self._environment = environment
         self._default_ack = default_ack
+        self._has_spool = has_spool
         self._seen = _signature([path])
         self._table = self._read()
         self._seen = _signature(self._files())
@@ -99,15 +109,28 @@ class FileTenants:
     def _read(self) -> TenantTable:
         text = read_checked(self._path, "the list of tenants", require_not_writable_by_others)
         try:
-            return parse_tenants(
+            table = parse_tenants(
                 text, environment=self._environment, folder=self._path.parent, default_ack=self._default_ack
             )
+            if not self._has_spool:
+                _reject_spooled(table)
         except ConfigError as error:
             message = f"tenants file {self._path} cannot be used: {error}"
             raise ConfigError(message) from None
+        return table
 
     def __repr__(self) -> str:
         return f"<FileTenants {self._path}: {self._table!r}>"
+
+
+def _reject_spooled(table: TenantTable) -> None:
+    for tenant in (*table.tenants.values(), table.unknown):
+        if tenant is not None and tenant.default_ack == "spooled":
+            message = (
+                f"tenant {tenant.id} has ack = 'spooled', and this gateway has no spool; start it with --spool FILE, "
+                f"or choose queued or delivered"
+            )
+            raise ConfigError(message)
 
 
 def _signature(paths: Iterable[Path]) -> _Signature:

@@ -232,6 +232,14 @@ def test_a_missing_file_is_named(path):
         FileTenants(path)
 
 
+@pytest.mark.parametrize(("more", "tenant"), [('ack = "spooled"', "a"), ('[unknown]\nack = "spooled"', "unknown")])
+def test_a_tenant_that_needs_a_spool_makes_the_file_of_a_gateway_without_one_invalid(path, more, tenant):
+    written(path, one(more=more))
+    assert FileTenants(path).by_id("a") is not None
+    with pytest.raises(ConfigError, match=f"tenant {tenant} has ack = 'spooled', .* start it with --spool FILE"):
+        FileTenants(path, has_spool=False)
+
+
 def test_a_changed_file_takes_effect_at_the_next_reload(path):
     tenants = FileTenants(written(path, one()))
     assert not tenants.reload_if_changed()
