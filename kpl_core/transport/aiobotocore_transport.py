@@ -17,7 +17,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
-from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+from botocore.exceptions import BotoCoreError, ClientError, NoRegionError, ProfileNotFound
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.config import Config
@@ -69,9 +69,17 @@ def send_in_pieces(request: Any, **_: object) -> None:  # noqa: ANN401 - botocor
 
 
 def new_session(session_vars: SessionVars = None) -> AioSession:
-    """Return a session of the default configuration, or of other variables and files."""
+    """Return a session of the default configuration, or of other variables and files.
+
+    Raises:
+        ConfigError: there is no profile with the name in AWS_PROFILE.
+    """
     session = get_session(session_vars)
-    use_quick_loader(session)
+    try:
+        use_quick_loader(session)
+    except ProfileNotFound as error:
+        message = f"{error}; correct AWS_PROFILE, or add the profile to AWS' configuration files"
+        raise ConfigError(message) from error
     return session
 
 
@@ -95,8 +103,8 @@ class AiobotocoreTransport(ServiceCalls):
         """Create the client, and close its connections at the end.
 
         Raises:
-            ConfigError: no region is configured, an option of `Config.botocore` is unknown, or the CA bundle cannot
-                be read.
+            ConfigError: no region is configured, an option of `Config.botocore` is unknown, the CA bundle cannot
+                be read, or the credentials cannot be found because a file or program is missing.
         """
         try:
             self._require_ca_bundle()
@@ -105,9 +113,12 @@ class AiobotocoreTransport(ServiceCalls):
         except ConfigError:
             raise
         except NoRegionError as error:
-            message = "no region is configured; set Config.region, AWS_DEFAULT_REGION or the region of the profile"
+            message = (
+                "no region is configured; set Config.region, AWS_DEFAULT_REGION (AWS_REGION is not read) or the region "
+                "of the profile"
+            )
             raise ConfigError(message) from error
-        except (BotoCoreError, TypeError, ValueError) as error:
+        except (BotoCoreError, OSError, TypeError, ValueError) as error:
             reason = without_passwords(str(error)).rstrip(".")
             message = (
                 f"the client cannot be created: {reason}; check region, endpoint_url, credentials and Config.botocore"

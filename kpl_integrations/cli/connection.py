@@ -119,7 +119,8 @@ class Connection:
         """
         session, credential = Session(), None
         is_local = _is_loopback(endpoint_url)
-        with _aws_errors_as_failures("AWS' configuration", stream):
+        # A `credential_process` that is not there is an OSError.
+        with _aws_errors_as_failures("AWS' configuration", stream, OSError):
             region = region or _region_of(stream) or session.get_config_variable("region")
             if is_local and await anyio.to_thread.run_sync(_found_credentials, session) is None:
                 credential = LOCAL_CREDENTIAL

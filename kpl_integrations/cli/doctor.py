@@ -120,22 +120,8 @@ class DoctorCommand:
         self._producer = replace(config, region=connection.region, endpoint_url=connection.endpoint_url)
         self._checks.append(check_region(connection.place, os.environ, is_given=region is not None))
         self._current = "credentials"
-        credentials = await connection.session.get_credentials()
-        if credentials is None:
-            message = f"no AWS credentials found; {advice('NoCredentials')}"
-            raise CommandFailure(message)
-        try:
-            # Those of a role are fetched only now, for example from STS.
-            await credentials.get_frozen_credentials()
-        except Exception as error:
-            kind, text = type(error).__name__, without_passwords(" ".join(str(error).split()))
-            message = (
-                f"found ({credentials.method}), and cannot be fetched: {kind}: {text}; check the network to where they "
-                "come from, such as STS, and AWS_PROFILE"
-            )
-            raise CommandFailure(message) from error
         # The source of the credentials, never the credentials.
-        self._checks.append(Check("credentials", "ok", f"found ({credentials.method or 'given'})"))
+        self._checks.append(Check("credentials", "ok", f"found ({await _fetched_credentials(connection)})"))
         self._current = "connection"
         async with connection.client(attempts=1) as client:
             try:
@@ -186,6 +172,32 @@ def _open_files_limit() -> int | None:
         return None
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+async def _fetched_credentials(connection: Connection) -> str:
+    """Return where the credentials come from, after fetching them.
+
+    Raises:
+        CommandFailure: there are none, or they cannot be fetched.
+    """
+    source = "in AWS' configuration"
+    try:
+        credentials = await connection.session.get_credentials()
+        if credentials is not None:
+            source = credentials.method or "given"
+            # Those of a role are fetched only now, for example from STS.
+            await credentials.get_frozen_credentials()
+    except Exception as error:
+        kind, text = type(error).__name__, without_passwords(" ".join(str(error).split()))
+        fix = "check the network to where they come from, such as STS, and AWS_PROFILE"
+        if "sso" in kind.lower():
+            fix = "run `aws sso login`, and check AWS_PROFILE"
+        message = f"found ({source}), and cannot be fetched: {kind}: {text}; {fix}"
+        raise CommandFailure(message) from error
+    if credentials is None:
+        message = f"no AWS credentials found; {advice('NoCredentials')}"
+        raise CommandFailure(message)
+    return source
 
 
 def _direct_url() -> str | None:

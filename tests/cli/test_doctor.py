@@ -17,6 +17,14 @@ from kpl_integrations.cli.doctor import (
 from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
 from tests.support.kpl_process import in_a_terminal, run, without_escape_codes
 
+SSO_PROFILE = """
+sso_session = s
+sso_account_id = 123456789012
+sso_role_name = r
+[sso-session s]
+sso_region = us-east-1
+sso_start_url = https://start.invalid
+"""
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
@@ -155,6 +163,26 @@ def test_an_unreachable_endpoint_is_a_failed_connection(kpl):
     status, out, _ = kpl("doctor", "orders", "--endpoint-url", "http://127.0.0.1:9", "--json")
     found = verdicts(out)
     assert (status, found["credentials"], found["connection"], found["stream"]) == (3, "ok", "failed", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ("credential_process = /nowhere/helper", "found (in AWS' configuration), and cannot be fetched: FileNotFound"),
+        (SSO_PROFILE, "run `aws sso login`"),
+    ],
+)
+def test_credentials_of_a_profile_that_cannot_be_found_say_what_to_do(kpl, tmp_path, monkeypatch, profile, words):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "config"
+    file.write_text(f"[profile dev]\n{profile}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "dev")
+    monkeypatch.setenv("HOME", str(tmp_path))  # it has no token of SSO
+    status, out, _ = kpl("doctor", "orders", "--region", "us-east-1", "--json")
+    assert (status, verdicts(out)["credentials"]) == (3, "failed")
+    assert words in out
 
 
 def test_credentials_that_cannot_be_fetched_are_told_from_an_unreachable_kinesis(kpl, stream, tmp_path, monkeypatch):

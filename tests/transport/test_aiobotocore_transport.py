@@ -265,6 +265,26 @@ async def test_no_region_is_a_config_error(monkeypatch):
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent", r"profile \(absent\) could not be found; correct AWS_PROFILE"),
+        ("helper", r"'/nowhere/helper'; check region, endpoint_url, credentials"),
+    ],
+)
+async def test_a_profile_that_cannot_be_used_is_a_config_error(name, words, monkeypatch, tmp_path):
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    file = tmp_path / "config"
+    file.write_text("[profile helper]\ncredential_process = /nowhere/helper\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", name)
+    producer = Producer(Config(region="us-east-1"))
+    with pytest.raises(ConfigError, match=words):
+        await producer.__aenter__()
+
+
+@pytest.mark.anyio
 async def test_a_client_that_cannot_be_created_is_a_config_error():
     producer = Producer(Config(region="us-east-1", botocore={"no_such_option": 1}))
     with pytest.raises(ConfigError, match=r"check region, endpoint_url, credentials and Config\.botocore"):
