@@ -55,6 +55,7 @@ LIFESPAN_CLOSE_SECONDS: Final = 25.0
 _BACKOFF: Final = ExponentialBackoff(base_seconds=0.2, cap_seconds=3.0)
 _SECONDS: Final = Bound(0.0, math.inf, "seconds")
 _LIFESPAN_ENDS: Final = frozenset({"lifespan.shutdown.complete", "lifespan.shutdown.failed", "lifespan.startup.failed"})
+_FIX: Final = "correct the endpoint, the region or the credentials, which `kpl doctor` checks"
 _TWO_PRODUCERS: Final = (
     f"the inner lifespan yields {STATE_KEY!r} too, so requests would get one of two producers; one producer serves "
     f"all streams of its region; for another region, yield the producer of its open_producer() under another name"
@@ -330,9 +331,10 @@ async def _check_streams(transport: KinesisTransport, streams: Sequence[str], *,
             left = deadline - time.monotonic()
             if left <= 0:
                 waited = f" after {patience_seconds:g} s" if patience_seconds else ""
+                is_absent = problem.startswith("ResourceNotFoundException")
+                fix = "create it, or correct its name or the region" if is_absent else _FIX
                 message = (
-                    f"stream {stream!r} cannot be used{waited}: {problem}; create it, or correct region, endpoint "
-                    f"and credentials (startup='lazy' skips this check)"
+                    f"stream {stream!r} cannot be used{waited}: {problem}; {fix} (startup='lazy' skips this check)"
                 )
                 raise StartupFailed(message)
             failures += 1

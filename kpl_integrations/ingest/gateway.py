@@ -88,6 +88,7 @@ _log: Final = logging.getLogger(__name__)
 # A longer record costs more to copy than a batch of single records saves.
 _MOST_SINGLE_BYTES: Final = 4_096
 _POST: Final = "POST"
+_AT_THE_ROOT: Final = ", for the Kinesis API; the dashboard is at /dashboard, and /openapi.json has all routes"
 _READING: Final = ("GET", "HEAD")
 _OTHER_HOST: Final = (
     "the Host field names another host than this gateway; use a loopback name, or start it with --allow-host NAME"
@@ -448,7 +449,7 @@ class IngestGateway:
 
     def _resource(self, method: str, path: str) -> Resource:
         if _takes_records(path):
-            raise _method_not_allowed(_POST)
+            raise _method_not_allowed(_POST, _AT_THE_ROOT if path == "/" else "")
         resource = self._resources.by_path.get(path)
         if resource is not None:
             if method in _READING:
@@ -478,5 +479,5 @@ def _takes_records(path: str) -> bool:
     return (path.startswith(PREFIX) and path.endswith(SUFFIX)) or path in OTLP_PATHS or path == "/"
 
 
-def _method_not_allowed(allowed: str) -> Refused:
-    return Refused(Refusal.METHOD, f"use {allowed} here", headers=((b"allow", allowed.encode()),))
+def _method_not_allowed(allowed: str, more: str = "") -> Refused:
+    return Refused(Refusal.METHOD, f"use {allowed} here{more}", headers=((b"allow", allowed.encode()),))

@@ -300,6 +300,19 @@ def test_verify_fails_at_once_with_the_stream_and_kinesis_answer(kinesis_double:
         pass
 
 
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [("ResourceNotFoundException", "create it"), ("InternalFailure", "correct the endpoint, the region or the cred")],
+)
+def test_verify_advises_to_create_a_stream_only_if_it_is_missing(
+    code: str, fix: str, kinesis_double: KinesisDouble
+) -> None:
+    kinesis_double.faults.add(ErrorAnswer(code), When(operation="ListShards"))
+    app = Starlette(lifespan=KinesisLifespan(streams=["orders"], startup="verify"))
+    with pytest.raises(StartupFailed, match=f"'orders' cannot be used: {code}: .*; {fix}"), TestClient(app):
+        pass
+
+
 def test_wait_retries_until_the_stream_answers(kinesis_double: KinesisDouble) -> None:
     fault = kinesis_double.faults.add(ErrorAnswer("ResourceNotFoundException"), When(operation="ListShards", times=1))
     app = Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan(streams=["orders"], startup="wait"))

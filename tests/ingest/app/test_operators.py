@@ -37,6 +37,13 @@ async def test_a_browser_may_ask_before_it_sends_records():
 
 
 @pytest.mark.anyio
+async def test_a_browser_at_the_root_is_told_where_the_dashboard_is():
+    async with open_gateway() as gateway:
+        answer = await Client(gateway).get("/")
+        assert (answer.status, "the dashboard is at /dashboard" in answer.json()["detail"]) == (405, True)
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("origins", "is_allowed"),
     [(PAGE, True), ("*", True), (f"{PAGE}:443", True), (f"{PAGE}:80", False), ("https://other.example", False)],
