@@ -147,7 +147,7 @@ def local(
 ) -> None:
     """Run a Kinesis on this machine until Ctrl-C: no account, the real limits, data in memory only.
 
-    Any AWS SDK or tool can use it. It prints its URL and example commands.
+    Any AWS SDK or tool can use it over HTTP/1.1. It prints its URL and example commands.
     """
     from kpl_integrations.cli.local import serve  # noqa: PLC0415
 

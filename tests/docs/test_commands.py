@@ -46,7 +46,9 @@ ELSEWHERE = {
     # No Docker engine and no cluster here, as docs/howto/deploy.md says. These test what the commands read.
     r"docker .*": "tests/ingest/app/test_image_and_compose.py",
     r"kubectl .*|helm .*": "tests/interop/test_kubernetes.py",
-    r"pip install amazon_kclpy": "tests/support/installation.py",
+    r"pip install amazon_kclpy==.*": "tests/support/installation.py",
+    # The same emulators, by other commands.
+    r"npm install kinesis-local.*|INITIALIZE_STREAMS=.*|.*\bmoto(?:_server|\[).*": "tests/interop/emulators.py",
     r"cd examples/consumers|JARS=.*|java -cp .*": "tests/interop/test_kcl_for_python.py",
     r"aws lambda .*": "tests/interop/test_lambda.py",  # its parameters: there is no AWS here
     r"umask 077|sqlite3 (?:MOVED|RECOVERED) .*": "tests/docs/test_runbook.py",
@@ -188,7 +190,12 @@ def test_a_make_target_exists_and_the_gate_or_a_release_runs_it(target: str) -> 
 @pytest.mark.parametrize(
     "extra",
     sorted(
-        {extra for _, text in COMMANDS for extras in re.findall(r"\[([\w,]+)\]", text) for extra in extras.split(",")}
+        {
+            extra
+            for _, text in COMMANDS
+            for extras in re.findall(r"(?:kpl-integrations|\.)\[([\w,]+)\]", text)
+            for extra in extras.split(",")
+        }
     ),
 )
 def test_an_extra_that_a_page_installs_exists(extra: str) -> None:
