@@ -58,6 +58,7 @@ class Symptom(StrEnum):
     STREAM_BREAKER_OPEN = "stream breaker open"
     REQUESTS_FAIL = "requests fail"
     SOME_REQUESTS_FAIL = "some requests fail"
+    STREAM_BREAKER_HALF_OPEN = "stream breaker half open"
     SHARD_BREAKER_OPEN = "shard breaker open"
 
 
@@ -172,6 +173,11 @@ RULES: Final = (
     PartRule(*(Part.KINESIS, Symptom.REQUESTS_FAIL, PartState.FAILED, True, 3.0), "requests to stream {} fail", _STORE),
     PartRule(
         *(Part.KINESIS, Symptom.SOME_REQUESTS_FAIL, PartState.DEGRADED, True, 3.0), "requests to stream {} fail", _STORE
+    ),
+    PartRule(
+        *(Part.KINESIS, Symptom.STREAM_BREAKER_HALF_OPEN, PartState.DEGRADED, True, 0.0),
+        "Kinesis answers again; the circuit breaker of stream {} closes after a few more records",
+        "nothing: the next records close it",
     ),
     PartRule(
         *(Part.KINESIS, Symptom.SHARD_BREAKER_OPEN, PartState.DEGRADED, True, 3.0),

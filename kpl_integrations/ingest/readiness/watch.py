@@ -212,9 +212,11 @@ class PartsWatch:
         }
         states = {name: breaker.known_state for name, breaker in producer.breakers().items() if name[0] in known}
         not_closed = [name for name, state in states.items() if state is not BreakerState.CLOSED]
+        codes = {stream: answers[stream][1] for stream in known if answers[stream][1]}
         stopped = [stream for stream, shard in not_closed if shard == _WHOLE_STREAM]
         refused = [stream for stream in stopped if states[stream, _WHOLE_STREAM] is BreakerState.OPEN]
-        codes = {stream: answers[stream][1] for stream in known if answers[stream][1]}
+        # A half-open breaker closes some records after the first that is delivered.
+        recovering = [stream for stream in stopped if stream not in {*refused, *codes}]
         used = {stream for stream in known if now - answers[stream][0] <= USED_SECONDS}
         # Its requests get 503, and it has no pipeline yet.
         lookup = self._streams.failed_lookup
@@ -229,8 +231,10 @@ class PartsWatch:
         spool = producer.spool_state
         if refused and not works and (spool is None or not spool.can_store):
             found[Symptom.STREAMS_REFUSED] = _named([named[stream] for stream in refused])
-        if stopped:
-            found[Symptom.STREAM_BREAKER_OPEN] = _named([named[stream] for stream in stopped])
+        if failing := [stream for stream in stopped if stream not in recovering]:
+            found[Symptom.STREAM_BREAKER_OPEN] = _named([named[stream] for stream in failing])
+        if recovering:
+            found[Symptom.STREAM_BREAKER_HALF_OPEN] = _named(recovering)
         if codes:
             # Both, so that the part is not ok for a moment when the first of them ends.
             found[Symptom.SOME_REQUESTS_FAIL] = _named([named[stream] for stream in codes])

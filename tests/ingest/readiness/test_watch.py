@@ -156,6 +156,25 @@ async def test_a_stream_without_connection_ends_readiness_only_if_no_other_strea
         assert (status, parts["kinesis"]["state"]) == (200, "ok")
 
 
+async def test_after_an_outage_the_first_answer_ends_the_failure_and_the_closed_breaker_the_rest() -> None:
+    transport = FakeTransport(FakeKinesis({"orders": 1}), latency_seconds=0.01)
+    async with open_gateway(transport, aggregation_enabled=False, record_ttl_ms=3_000) as gateway:
+        client = Client(gateway)
+        fault = denied(transport, "ServiceUnavailable")
+        assert (await client.post(records(100))).status == 202
+        breaker = gateway.producer.breakers
+        await until(lambda: ("orders", "") in breaker() and breaker()["orders", ""].known_state == "open")
+        # Until all records have expired: they would be probes enough to close the breaker.
+        await anyio.sleep(10.0)
+        transport.kinesis.faults.remove(fault)
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "failed"
+        assert (await client.post(records(1), ack="delivered")).status == 200
+        assert breaker()["orders", ""].known_state == "half_open"
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "degraded"
+        assert (await client.post(records(9), ack="delivered")).status == 200
+        assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
+
+
 async def test_a_stream_without_puts_does_not_keep_a_gateway_ready_that_no_stream_accepts() -> None:
     names = [f"s{number}" for number in range(4)]
     transport = FakeTransport(FakeKinesis(dict.fromkeys(names, 1)), latency_seconds=0.01)
