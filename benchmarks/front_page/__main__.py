@@ -5,26 +5,29 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from benchmarks.front_page import comparison
 from benchmarks.front_page.colours import SCHEMES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 
-PICTURES = tuple(
-    import_module(f"benchmarks.front_page.{name}")
-    for name in (
-        "acknowledgement",
-        "architecture",
-        "comparison",
-        "configuration",
-        "deployment",
-        "invariant",
-        "journey",
-        "leases",
-        "log_handler",
-        "sizing",
-        "spool_states",
-    )
+_DIAGRAMS = (
+    "acknowledgement",
+    "architecture",
+    "asgi",
+    "configuration",
+    "deployment",
+    "invariant",
+    "journey",
+    "leases",
+    "log_handler",
+    "opentelemetry",
+    "outbox",
+    "policies",
+    "process_end",
+    "sizing",
+    "spool_states",
 )
+PICTURES = (comparison, *(import_module(f"benchmarks.front_page.diagrams.{name}") for name in _DIAGRAMS))
 
 
 def name_of(picture: ModuleType) -> str:

@@ -12,7 +12,7 @@ from tests.support.running_program import environment
 PAGES = Path(__file__).parents[2] / "docs" / "howto"
 BLOCKS = [
     pytest.param(match[1], id=f"{page}:{number}")
-    for page in ("asgi.md", "fastapi.md", "logging.md", "logging-load.md", "process-end.md")
+    for page in ("asgi.md", "asgi-outbox.md", "fastapi.md", "logging.md", "logging-load.md", "process-end.md")
     for number, match in enumerate(
         re.finditer(r"^```python\n(.*?)^```$", (PAGES / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     )

@@ -5,9 +5,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from benchmarks.front_page import architecture, comparison, demo
+from benchmarks.front_page import comparison, demo
 from benchmarks.front_page.colours import DARK, LIGHT, SCHEMES, Colours, contrast
 from benchmarks.front_page.comparison import PANELS, Panel
+from benchmarks.front_page.diagrams import architecture
 from benchmarks.front_page.terminal import Run, Screen, Style, outputs_of
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.front_page.configuration import STEPS
+from benchmarks.front_page.diagrams.configuration import STEPS
 from docs import generated
 from kpl_core import Config, ConfigError, StreamConfig
 from kpl_core.options.config import NON_RETRYABLE_ERROR_CODES

@@ -118,7 +118,16 @@ def test_the_tree_leads_to_every_page_about_an_adapter() -> None:
     # These are about what one does with an adapter that is chosen.
     about_use = {"aws", "dashboard", "deploy", "metrics", "policies", "process-end", "tenants"}
     about_use |= {"spool-and-dead-letters", "traces"}
-    for divided in ("coordination", "ingest", "logging", "producer"):
+    for divided in (
+        "asgi",
+        "coordination",
+        "ingest",
+        "logging",
+        "opentelemetry",
+        "policies",
+        "process-end",
+        "producer",
+    ):
         about_use |= {path.stem for path in (ROOT / "docs" / "howto").glob(f"{divided}-*.md")}
     assert linked == {path.stem for path in (ROOT / "docs" / "howto").glob("*.md")} - about_use
 

@@ -1,4 +1,4 @@
-"""The programs on the page about rates and fairness run and print what their comments promise."""
+"""The programs on the pages about rates and fairness run and print what their comments promise."""
 
 import re
 from functools import partial
@@ -13,8 +13,9 @@ from kpl_core.records.user_record import TIERS
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.support.virtual_time import run_in_virtual_time
 
-PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "policies.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+STREAMS, THREADS = ((HOWTO / name).read_text(encoding="utf-8") for name in ("policies.md", "policies-threads.md"))
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", STREAMS + THREADS, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("code", PROGRAMS, ids=range(len(PROGRAMS)))
@@ -24,11 +25,11 @@ def test_a_program_on_the_page_prints_what_its_comments_promise(
     if "Producer(" in code:
         with ThreadedLocalKinesis(LocalKinesis({"orders": 1})) as kinesis:
             monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", kinesis.endpoint_url)
-            exec(compile(code, "policies.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
+            exec(compile(code, "a page", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
     else:
         # A program that measures a rate prints the same on a busy machine.
         monkeypatch.setattr(anyio, "run", partial(run_in_virtual_time, backend="asyncio"))
-        exec(compile(code, "policies.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
+        exec(compile(code, "a page", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
     printed = capsys.readouterr()
     assert printed.err == ""
     promised = re.findall(r"print\(.*\)  # (.+)$", code, re.MULTILINE)
@@ -38,7 +39,7 @@ def test_a_program_on_the_page_prints_what_its_comments_promise(
 def test_the_overflow_table_matches_the_limiter() -> None:
     words = {"queued": "waits as", "downgraded": "waits as", "diverted": "the fallback handler", "refused": "refused"}
     for (overflow, tier), (verdict, waits_in) in OVERFLOW.items():
-        (row,) = re.findall(rf'^\| `"{overflow}"` \| (.+?) \| (.+?) \| (.+?) \|$', PAGE, re.MULTILINE)
+        (row,) = re.findall(rf'^\| `"{overflow}"` \| (.+?) \| (.+?) \| (.+?) \|$', THREADS, re.MULTILINE)
         assert row[TIERS.index(tier)] == " ".join(filter(None, [words[verdict], waits_in]))
 
 

@@ -31,6 +31,7 @@ RUN_ELSEWHERE = {
     DOCS / "howto" / "litestar.md",
     DOCS / "howto" / "topics.md",
     DOCS / "howto" / "policies.md",
+    DOCS / "howto" / "policies-threads.md",
     DOCS / "howto" / "producer.md",
     DOCS / "howto" / "producer-streams.md",
     DOCS / "howto" / "producer-threads.md",
