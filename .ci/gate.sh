@@ -40,7 +40,9 @@ note() {
 # What a part left out, which pytest prints as `SKIPPED [2] file.py:1: reason`. Only what .ci/may-not-run lists may be left out.
 note_skips() {
     local name=$1 log=$2 count reason why
-    sed -n -E 's/^SKIPPED \[([0-9]+)\] [^:]+:([0-9]+:)? *(Skipped: )?(.*)$/\1 \4/p' "$log" | while read -r count reason; do
+    sed -n -E 's/^SKIPPED \[([0-9]+)\] [^:]+:([0-9]+:)? *(Skipped: )?(.*)$/\1 \4/p' "$log" |
+        awk '{count = $1; sub(/^[0-9]+ /, ""); counts[$0] += count} END {for (reason in counts) print counts[reason], reason}' |
+        sort -k 2 | while read -r count reason; do
         why=$(reason_to_leave_out "$reason") && why="NOT RUN ($why)" || why='FAILED (may not be left out)'
         printf '  %-14s %s: %s tests, %s\n' "$name" "$why" "$count" "$reason" >>"$notes"
     done

