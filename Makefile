@@ -243,7 +243,7 @@ $(BUILT): $(READY_TO_REL) $(RELEASED)
 	@$(RUN) venv --clear $(VENV)-dist
 	@$(CONSTRAINED) $(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check install "$$(echo dist/*-none-any.whl)[all]"
 	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check uninstall --yes pip setuptools
-	@$(RUN) cyclonedx_py environment --output-reproducible --output-file dist/sbom.cdx.json $(VENV)-dist/bin/python
+	@$(RUN) cyclonedx_py environment --pyproject pyproject.toml --mc-type library --output-reproducible --output-file dist/sbom.cdx.json $(VENV)-dist/bin/python
 	@$(RUN) piplicenses --python $(VENV)-dist/bin/python --from=mixed --order=license --format=markdown --output-file dist/LICENCES.md >/dev/null
 	@touch $@
 

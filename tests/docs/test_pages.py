@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,13 +77,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
     headings = re.findall(r"^(##+ .+)$", _text(ROOT / "CHANGELOG.md"), re.MULTILINE)
-    version = r"## \[(Unreleased|\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d)\]?"
+    version = r"## \[\d+\.\d+\.\d+\] - (unreleased|\d{4}-\d\d-\d\d)"
     kind = r"### (Added|Changed|Deprecated|Removed|Fixed|Security)"
-    assert headings[0] == "## [Unreleased]"
+    project = tomllib.loads(_text(ROOT / "pyproject.toml"))["project"]
+    assert headings[0].startswith(f"## [{project['version']}] - ")
     assert [heading for heading in headings if not re.fullmatch(f"{version}|{kind}", heading)] == []
-    if not any(heading.startswith("## [0") for heading in headings):
-        # Nothing has been released, so no user sees a change.
-        assert headings == ["## [Unreleased]", "### Added"]
+    if sum(heading.startswith("## ") for heading in headings) == 1:
+        # Nothing has been released before, so no user sees a change.
+        assert headings[1:] == ["### Added"]
 
 
 def _programs(page: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """The contents of the wheel: every module and page, the marker for type checkers, the licence, and no tests."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,8 @@ def test_the_sdist_is_complete_even_if_benchmarks_left_symbolic_links(tmp_path: 
 
 def test_the_bill_of_materials_lists_the_installed_packages(dist: Path) -> None:
     bill = (dist / "sbom.cdx.json").read_text(encoding="utf-8")
+    subject = json.loads(bill)["metadata"]["component"]
+    assert (subject["name"], subject["type"]) == ("kpl-integrations", "library")
     licences = (dist / "LICENCES.md").read_text(encoding="utf-8")
     for name in ("aiobotocore", "anyio", "msgspec", "sortedcontainers"):
         assert f'"{name}"' in bill
