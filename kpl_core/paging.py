@@ -1,4 +1,4 @@
-"""The bound on a listing that a service returns in pages: a faulty endpoint must not keep it going without end."""
+"""The bound on a listing that a service returns in pages, because a faulty endpoint may return pages forever."""
 
 from typing import Final
 
@@ -24,9 +24,9 @@ class PageTokens:
         """
         text = str(token)
         if text in self._seen:
-            message = f"a page has the token {text[:100]!r}, as a page before it; the endpoint repeats its pages"
+            message = f"the listing has no end, because the token {text[:100]!r} came twice; check the endpoint"
             raise EndlessListingError(message)
         self._seen.add(text)
         if len(self._seen) >= MAX_PAGES:
-            message = f"the listing has more than {MAX_PAGES} pages, which is the most that is read"
+            message = f"the listing has more than {MAX_PAGES} pages, the most that are read; check the endpoint"
             raise EndlessListingError(message)

@@ -32,7 +32,7 @@ class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
     """The state of all user records; `accepted` is the sum of the others, without bytes.
 
     `lost` counts records that a worker had acknowledged when it died and that nothing stores: never too few, and too
-    many by those that were under way.
+    many by those that were in flight.
     """
 
     accepted: int = 0

@@ -76,7 +76,7 @@ class ProcessListener:
 
     @property
     def sender(self) -> "SteppingSender | None":
-        """What delivers, for a listener whose puts may have to wait for it; None if there is nothing."""
+        """The loop that delivers this listener's records, which a put may have to wait for; None if there is none."""
         return None
 
     def end_by_signal(self) -> None:

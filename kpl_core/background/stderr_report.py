@@ -50,7 +50,7 @@ class StderrReport:
                 self._requests.clear()
 
     def lost(self, cause: str, count: int) -> None:
-        """Count what was lost for good."""
+        """Count what is lost permanently."""
         with self._lock:
             self._lost[shown_cause(cause)] += count
             self._start_timer()

@@ -50,7 +50,7 @@ def durable_rules(config: Config) -> DurableRules:
 
 
 def fallback_destinations(reason: Reason, origin: Origin | None, tier: Tier, rules: DurableRules) -> tuple[Place, ...]:
-    """Return where a failed user record goes, in order of preference. Empty: it has failed for good."""
+    """Return where a failed user record goes, in order of preference. Empty: it has failed permanently."""
     match origin:
         case "write_ahead" | "replay":
             # The replay finds out whether it can be delivered at all. Until a letter is committed, the spool has it.

@@ -298,7 +298,7 @@ class Config:
     )
     fairness: Annotated[FairnessPolicy | None, Option("How flows share an overloaded shard.")] = None
     spool: Annotated[SpoolOptions | None, Option("The file for records that cannot be delivered at once.")] = None
-    dead_letters: Annotated[DeadLetterOptions | None, Option("Where records go that failed for good.")] = None
+    dead_letters: Annotated[DeadLetterOptions | None, Option("Where records go that failed permanently.")] = None
     breaker: Annotated[BreakerPolicy | None, Option("When to stop sending to a failing shard for a while.")] = None
     tiers: Annotated[TierPolicy | None, Option("How critical, normal and bulk records share the buffer.")] = None
     coordination: Annotated[

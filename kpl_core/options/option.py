@@ -74,7 +74,7 @@ EndpointUrl = Annotated[
 
 
 class DescribedOption(NamedTuple):
-    """An option of a class: its field, with the description from its type. `kinds` are its types, None excepted."""
+    """An option of a class: its field, with the description from its type. `kinds` are its types without None."""
 
     name: str
     kinds: tuple[Any, ...]

@@ -114,7 +114,7 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where user records go that failed for good, when they are redriven, and when an alarm fires.
+    """Where user records go that failed permanently, when they are redriven, and when an alarm fires.
 
     A file of their own is an SQLite file as for a spool. In a spool's file `max_dead_letter_bytes` applies.
     Redriving begins with critical records, with full jitter; a sink is not redriven.

@@ -212,7 +212,7 @@ class Ledger:
             )
 
     def settle_unsent(self, detached: DetachedUserRecord, attempt: Attempt, place: Place | None) -> None:
-        """Make a user record final that never travelled: `place` has it, or (None) it has failed for good."""
+        """Make a user record final that was never sent: `place` has it, or (None) it has failed permanently."""
         # Not `self.settle_alone`: a durable ledger would look for a place once more.
         Ledger.settle_alone(self, detached, attempt, predicted_shard=None, kept=place)
         self.generations.release(detached.generation)

@@ -171,7 +171,7 @@ class Retrier:
                 if self._in_order:
                     retries.finished.append(record)
                 if shard is None and self._shard_map.known and not self._shard_map.knows(entry.shard_id or ""):
-                    # The map has a gap: listed while the stream was made, or resharded. It would stay for good.
+                    # The map has a gap: listed while the stream was made, or resharded. Then it would never be sent.
                     self._shard_map.invalidate(seen_at=request.started_at)
             else:
                 self._stored_elsewhere(AwaitingMap(record, entry, success), now, retries, waited=False)

@@ -78,7 +78,7 @@ class SendingPause:
         self.ready_at = min(self.ready_at, now)
 
     def lift(self) -> None:
-        """End the pause for good, because the producer is closing."""
+        """End the pause permanently, because the producer is closing."""
         self._is_lifted = True
         self.is_failing = False
         self.ready_at = -math.inf

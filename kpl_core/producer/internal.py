@@ -273,7 +273,10 @@ class InternalProducer:
         self._life.make_room()
 
     def on_progress(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, on the loop, whenever results or room may have come; be quick. What it raises is logged."""
+        """Call `listener` on the loop after results may have arrived or buffer space may have been freed.
+
+        It must return quickly. An exception that it raises is logged.
+        """
         self._life.listeners.append(listener)
 
     def log_no_loss(self) -> None:

@@ -17,7 +17,7 @@ class ProducerReport(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     delivered: int
     failed: Mapping[str, int]
-    # Kept for later; with a sink instead of a file, dead letters for good.
+    # Stored to be sent later. With a sink instead of a file, dead letters stay there.
     spooled: int = 0
     dead_lettered: int = 0
     buffered: int

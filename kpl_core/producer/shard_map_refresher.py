@@ -38,7 +38,7 @@ async def until_answered(
     chance: Callable[[], float],
     log: Callable[[RequestFailure], None],
 ) -> T:
-    """Call `ask` until it does not fail. `log` gets each failure whose code is not that of the one before."""
+    """Call `ask` until it does not fail. `log` gets a failure if its code differs from the previous one's."""
     failures, logged = 0, None
     while isinstance(answer := await ask(), RequestFailure):
         if answer.code != logged:

@@ -309,7 +309,7 @@ def _streams(path: Path, value: Any, lines: Mapping[tuple[str, ...], int]) -> di
     for stream, options in (value if isinstance(value, dict) else {"": value}).items():
         place = f"{path}:{lines.get(('streams', stream), 1)}: [streams.{stream}]"
         if not isinstance(options, dict):
-            message = f"{place} is no table of options; write [streams.NAME] before them"
+            message = f"{place} is not a table of options; write [streams.NAME] before the options"
             raise ConfigError(message)
         for name, option in options.items():
             # One at a time, so that an error has its line.

@@ -60,7 +60,7 @@ _ROWS: Final = (
     ),
     _counter(
         "kinesis_producer_lost_records_total",
-        "User records that failed for good and that no spool or dead letter keeps; 0 from the start.",
+        "User records that failed permanently and that no spool or dead letter keeps; 0 from the start.",
     ),
     _counter("kinesis_producer_bytes_total", "Key and data bytes of those user records.", "outcome"),
     _gauge("kinesis_producer_outstanding_records", "User records between put and result."),

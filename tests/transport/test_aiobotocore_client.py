@@ -158,7 +158,7 @@ async def test_the_options_of_the_config_reach_the_client():
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["a", "b", "a"], "the token 'a', as a page before it"),
+        (["a", "b", "a"], "the token 'a' came twice"),
         (["a", "b", "c", "d"], "more than 4 pages"),
     ],
     ids=["repeated", "endless"],

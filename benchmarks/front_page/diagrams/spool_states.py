@@ -54,7 +54,7 @@ def _record() -> str:
             way("M115 442V654"),
             text(66, 560, "confirmed"),
             way("M180 442V540H308", css="back"),
-            text(244, 533, "failed for good"),
+            text(244, 533, "final failure"),
             way("M310 568H196V654"),
             text(256, 561, "redriven"),
             way("M405 584V654"),

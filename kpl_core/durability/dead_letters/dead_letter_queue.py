@@ -115,8 +115,8 @@ class DeadLetterQueue:
         spool: where they are stored.
         options: when letters are redriven automatically.
         alarm: the depth that raises an alarm; None: never.
-        on_escalation: called on the spool's thread for each change of the alarm; must be quick. Each change is also
-            logged.
+        on_escalation: called on the spool's thread for each change of the alarm; must return quickly. Each change is
+            also logged.
         wall_clock: Unix seconds.
         chance: returns a number in [0, 1), for the jitter.
     """
@@ -256,7 +256,7 @@ class DeadLetterQueue:
             self._escalate(escalation)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` on the spool's thread whenever letters changed. `listener` must be quick."""
+        """Call `listener` on the spool's thread whenever letters changed. It must return quickly."""
         self._listeners.append(listener)
 
     def _removed(self, removed: bool) -> None:  # noqa: FBT001 - the signature of `settled`

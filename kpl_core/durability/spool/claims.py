@@ -139,7 +139,7 @@ class ClaimTable:
         return released
 
     def backlog_query(self, limit: int) -> BacklogQuery:
-        """Return what to read in order to claim up to `limit` records of the backlog."""
+        """Return the query that reads up to `limit` records of the backlog, to be claimed."""
         released = [heappop(self._released) for _ in range(min(limit, len(self._released)))]
         return BacklogQuery(released, self._cursor)
 

@@ -1,7 +1,7 @@
 """The spool's writer thread: collects work, commits it in groups, and answers questions between commits.
 
 Every access to the file happens on this thread, one after another, so the file needs no lock and a question sees every
-earlier commit. Futures complete on this thread, so their callbacks must be quick.
+earlier commit. Futures complete on this thread, so their callbacks must return quickly.
 
 Several appends share one fsync: the first append of a group waits at most `interval` for others, and a group that is
 large enough is committed at once. (Group commit: DeWitt et al., "Implementation techniques for main memory database
@@ -75,7 +75,7 @@ class SpoolWriter:
         """Add `work` to the next commit.
 
         Raises:
-            SpoolError: the spool is closed, or its file is broken for good.
+            SpoolError: the spool is closed, or its file is broken permanently.
         """
         with self._ready:
             if self._refusal is not None:
@@ -90,7 +90,7 @@ class SpoolWriter:
         """Run `question` on the thread, between two commits.
 
         Raises:
-            SpoolError: the spool is closed, or its file is broken for good.
+            SpoolError: the spool is closed, or its file is broken permanently.
         """
         answer: Future[_Answer] = new_future()
         with self._ready:

@@ -187,7 +187,7 @@ class Spool:
         return self.ask(lambda store: self._claim_backlog(store, limit, max_bytes))
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever the backlog grew, on the thread that made it grow. `listener` must be quick."""
+        """Call `listener` whenever the backlog grew, on the thread that made it grow. It must return quickly."""
         self._listeners.append(listener)
 
     def ask(self, question: Callable[[SpoolStore], _Answer]) -> "Future[_Answer]":

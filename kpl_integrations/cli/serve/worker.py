@@ -249,7 +249,7 @@ async def _serve(instructions: Instructions, channel: Channel) -> None:
 
 @contextlib.contextmanager
 def _obeying(link: SupervisorLink, stop: Callable[[signal.Signals], object]) -> Iterator[None]:
-    """Call `stop` when the supervisor or a signal asks for it, or the supervisor is gone."""
+    """Call `stop` when the supervisor or a signal asks for it, or the supervisor has ended."""
     requests = StopRequests(stop)
     # No task group: it would wrap the errors that `main` turns into an exit status.
     task = asyncio.create_task(link.run(requests))

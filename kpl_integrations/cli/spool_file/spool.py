@@ -8,7 +8,7 @@ import typer
 from kpl_integrations.cli.options import Commands, EndpointUrl, Json, Quiet, Region, run
 from kpl_integrations.cli.spool_file.dlq import File
 
-spool = Commands(help="List, count, send or export the records in the spool of a process that is gone.")
+spool = Commands(help="List, count, send or export the records in the spool of a process that has ended.")
 
 OfStream = Annotated[str | None, typer.Option("--stream", help="Only records of this stream.", show_default=False)]
 

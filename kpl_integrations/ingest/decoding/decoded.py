@@ -67,7 +67,7 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, records=records, pairs=None)
 
     def with_more(self, others: "Decoded", count: int) -> "Decoded":
-        """Add the records and problems of the part of a body that follows `count` records; return the whole."""
+        """Return this part of a body together with the next one, `others`, which begins after `count` records."""
         counts = None
         if self.counts is not None or others.counts is not None:
             counts = [*(self.counts or _ones(self.records)), *(others.counts or _ones(others.records))]

@@ -84,7 +84,7 @@ class GatewayConnection(HttpConnection):
         return super().may_be_cut(data)
 
     def feed(self, data: bytes) -> None:
-        """Answer requests with the cached head. Otherwise feed the parser, and release an incomplete request."""
+        """Answer requests whose head is the cached one. Give all other bytes to the parser."""
         self._flush()
         if self._cached is not None:
             if self.turns.is_attentive and self._answer_cached(self._cached, data):

@@ -464,7 +464,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._idle_timer = self.loop.call_later(max(0.0, idle), self._close_if_idle)
 
     def cancel_timers(self) -> None:
-        """Stop them for good."""
+        """Stop them permanently."""
         for timer in (self._head_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()

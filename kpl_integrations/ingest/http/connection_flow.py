@@ -52,7 +52,7 @@ class ConnectionFlow:
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Note that it reads, or is gone."""
+        """Note that the client reads, or has disconnected."""
         self.write_paused = False
         self._writable.set()
 
@@ -63,5 +63,5 @@ class ConnectionFlow:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
 
     async def writable(self) -> None:
-        """Wait until the client reads, or is gone."""
+        """Wait until the client reads, or has disconnected."""
         await self._writable.wait()

@@ -51,7 +51,7 @@ class ConnectionPlaces:
             self._evict(connection)
 
     def keep(self, connection: PlacedConnection) -> None:
-        """Keep a connection: it has shown valid credentials, or is gone."""
+        """Keep a connection: it has shown valid credentials, or has ended."""
         self.unverified.pop(connection.transport, None)
 
     def replace(self, by: PlacedConnection) -> None:

@@ -108,7 +108,7 @@ class QuietServer(uvicorn.Server):
         try:
             await self._loop.connect_accepted_socket(make, connection, ssl=config.ssl)
         except OSError as error:
-            # The client is gone, or does not speak TLS.
+            # The client has disconnected, or does not speak TLS.
             _log.debug("a connection could not be served: %s", error)
             connection.close()
 

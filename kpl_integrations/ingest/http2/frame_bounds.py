@@ -151,5 +151,5 @@ class FrameBounds:
         self._refilled_at = now
         self._tokens -= tokens
         if self._tokens < 0.0:
-            message = f"more control frames than {_TOKENS_PER_SECOND:g} a second and those that answers allow"
+            message = f"more than {_TOKENS_PER_SECOND:g} control frames a second, besides those that answers allow"
             raise TooMuch(message)

@@ -130,7 +130,7 @@ class _NotStored(NamedTuple):
 
 
 def named_key(request: "KinesisRequest") -> None:
-    """The access key is that of a tenant. So an unknown client cannot make the gateway read 16 MiB."""
+    """Check that the access key is that of a tenant. So an unknown client cannot make the gateway read 16 MiB."""
     gateway, authorization = request.gateway, request.authorization
     if gateway.directory.unknown is None or (authorization is not None and gateway.directory.verifies):
         request.credential = named_credential(authorization)
@@ -140,12 +140,12 @@ def named_key(request: "KinesisRequest") -> None:
 
 
 def address_bytes(request: "KinesisRequest") -> None:
-    """The address has not sent too many bytes in requests that were refused."""
+    """Check that the address has not sent too many bytes in requests that were refused."""
     request.gateway.addresses.require(request.room().client, request.now())
 
 
 def signature(request: "KinesisRequest") -> Steps[None]:
-    """The signature, which covers the body, is that of the tenant's key."""
+    """Check that the signature, which covers the body, is that of the tenant's key."""
     hashed = sha256()
     received = request.body or b""
     if len(received) > SMALL_BYTES:
@@ -163,7 +163,7 @@ def signature(request: "KinesisRequest") -> Steps[None]:
 
 
 def known_operation(request: "KinesisRequest") -> None:
-    """The gateway implements the operation that `X-Amz-Target` names."""
+    """Check that the gateway implements the operation that `X-Amz-Target` names."""
     request.operation = operation_of(request.by_name.get("x-amz-target"), _OPERATIONS)
 
 

@@ -65,14 +65,14 @@ class RpcStatus(msgspec.Struct, frozen=True):
 
 
 def media_type(request: "OtlpRequest") -> None:
-    """The body is protobuf or JSON."""
+    """Check that the body is protobuf or JSON."""
     if request.media_type not in {PROTOBUF, JSON}:
         detail = f"Content-Type is {printable(request.media_type)!r}; send {PROTOBUF} or {JSON}"
         raise Refused(Refusal.UNSUPPORTED, detail)
 
 
 def named_stream(request: "OtlpRequest") -> None:
-    """The settings name a stream for the signal."""
+    """Check that the settings name a stream for the signal."""
     tenant = request.account.tenant
     stream = tenant.otlp_streams.get(request.signal)
     if stream is None:
@@ -89,7 +89,7 @@ def options(request: "OtlpRequest") -> None:
 
 
 def existing_stream(request: "OtlpRequest") -> Steps[None] | None:
-    """The stream exists."""
+    """Check that the stream exists."""
     return None if request.stream in request.gateway.streams.known else request.look_up_stream()
 
 

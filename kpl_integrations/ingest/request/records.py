@@ -63,7 +63,7 @@ _DECODING_FIELDS: Final = frozenset({b"content-type", b"content-encoding", b"x-p
 
 
 def options(request: "RecordsRequest") -> None:
-    """The query and X-Ack are valid, and the gateway has a spool if they ask for one."""
+    """Check that the query and X-Ack are valid, and the gateway has a spool if they ask for one."""
     chosen = request.head.options or options_of(request.head)
     request.partial = chosen.partial
     request.ack = chosen.ack or request.account.tenant.default_ack
@@ -72,7 +72,7 @@ def options(request: "RecordsRequest") -> None:
 
 
 def existing_stream(request: "RecordsRequest") -> Steps[None] | None:
-    """The stream has a valid name, the tenant may write to it, and it exists."""
+    """Check that the stream has a valid name, the tenant may write to it, and it exists."""
     if request.stream in request.gateway.streams.known and request.account.tenant.allows(request.stream):
         return None
     return request.look_up_stream()

@@ -240,29 +240,29 @@ def stored(deliveries: Deliveries) -> Steps[None]:
 
 
 def open_gateway(request: Request) -> None:
-    """The gateway is not closed."""
+    """Check that the gateway is not closed."""
     request.gateway.admission.require_open()
 
 
 def repeated_fields(request: Request) -> None:
-    """No header field has two values that contradict each other."""
+    """Check that no header field has two values that contradict each other."""
     if request.repeated is not None:
         raise request.repeated
 
 
 def credentials(request: Request) -> None:
-    """The credentials are those of a tenant."""
+    """Check that the credentials are those of a tenant."""
     request.know(request.gateway.account_shown(request.authorization))
 
 
 def cpu_share(request: Request) -> None:
-    """The tenant has not used more than its share of CPU time while the gateway is late."""
+    """Check that the tenant has not used more than its share of CPU time while the gateway is late."""
     if request.server is not None:
         request.gateway.require_cpu_share(request.account, request.server)
 
 
 def refused_bytes(request: Request) -> None:
-    """Its client has not sent too many bytes in requests that were refused."""
+    """Check that the client has not sent too many bytes in requests that were refused."""
     account, payer = request.account, request.payer
     if payer is None:
         if account.refused_bytes is not None:
@@ -273,14 +273,14 @@ def refused_bytes(request: Request) -> None:
 
 
 def length(request: Request) -> None:
-    """The announced length is within the limit."""
+    """Check that the announced length is within the limit."""
     if request.body is None:
         headers = request.headers
         require_length(headers.get(b"content-length"), request.most_bytes(), expect=headers.get(b"expect"))
 
 
 def body(request: Request) -> Steps[None] | None:
-    """The body is complete, in time, and within the limit."""
+    """Check that the body is complete, in time, and within the limit."""
     if request.body is None:
         return request.receive()
     request.received_bytes = size = len(request.body)

@@ -15,7 +15,7 @@ A message is a line:
                               report N {...} its counts, taken after request N arrived (`WorkerTotals`)
                               totals N       asks for the sum over all workers
 
-The end of the stream means that the other process is gone. A line that a kill cut short is dropped.
+The end of the stream means that the other process has ended. A line that a kill cut short is dropped.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
 class Channel:
     """One end of the connection. Messages contain no newline.
 
-    It writes through a descriptor of its own. A failed write means that the other process is gone; the transport that
+    It writes through a descriptor of its own. A failed write means that the other process has ended; the transport that
     reads must stay open, because the last messages of that process may still be in the socket.
     """
 
@@ -86,7 +86,7 @@ class Channel:
         return cls(*await asyncio.open_unix_connection(sock=end, limit=_MAX_MESSAGE_BYTES), sending)
 
     def post(self, message: bytes) -> None:
-        """Send a short message without waiting; do nothing if the other process is gone."""
+        """Send a short message without waiting; do nothing if the other process has ended."""
         line = message + b"\n"
         if not self._unsent:
             try:
@@ -100,7 +100,7 @@ class Channel:
         self._unsent += line
 
     async def send(self, message: bytes) -> None:
-        """Send a message; do nothing if the other process is gone. Cancellation does not cut a message short.
+        """Send a message; do nothing if the other process has ended. Cancellation does not cut a message short.
 
         It returns when the kernel has the whole message, so a process may exit after it.
         """
@@ -114,7 +114,7 @@ class Channel:
             self.post(message)
 
     async def receive(self) -> bytes | None:
-        """Return the next message, or None when the other process is gone."""
+        """Return the next message, or None when the other process has ended."""
         try:
             line = await self._reader.readline()
         except OSError:
@@ -151,7 +151,7 @@ class StopRequests:
         self._passed_on = 0
 
     def signalled(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Stop, once: this process received a signal, or its supervisor is gone."""
+        """Stop, once: this process received a signal, or its supervisor has ended."""
         if not self._is_stopping:
             self._is_stopping = True
             self._stop(number)
@@ -166,7 +166,7 @@ class StopRequests:
 
 
 class SupervisorLink:
-    """A worker's end: obeys the supervisor while `run` runs, and asks it for the sum over all workers."""
+    """A worker's side: follows the supervisor while `run` runs, and asks it for the sum over all workers."""
 
     def __init__(self, channel: Channel, identity: WorkerIdentity, counts: RecordCounts) -> None:
         self.channel = channel
@@ -186,7 +186,7 @@ class SupervisorLink:
         self._is_lost = False
 
     async def run(self, requests: StopRequests) -> None:
-        """Handle the supervisor's messages until it is gone, which stops the worker."""
+        """Handle the supervisor's messages until it has ended, which stops the worker."""
         try:
             while (message := await self.channel.receive()) is not None:
                 kind, _, rest = message.partition(b" ")
@@ -209,11 +209,11 @@ class SupervisorLink:
             requests.signalled()
 
     async def first_sum(self) -> None:
-        """Return when there is a sum, or the supervisor is gone. Call it before any question."""
+        """Return when there is a sum, or the supervisor has ended. Call it before any question."""
         await self._answered.wait()
 
     async def ask_for_sum(self) -> bool:
-        """Return True when `latest` answers this question, False if the supervisor is gone.
+        """Return True when `latest` answers this question, False if the supervisor has ended.
 
         One caller asks at a time, and sets a timeout.
         """

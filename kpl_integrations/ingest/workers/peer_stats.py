@@ -84,7 +84,7 @@ class PeerStats:
                 self._ended = self._begun
         latest = self._link.latest
         if latest is None:
-            # The supervisor is gone, and this worker stops.
+            # The supervisor has ended, and this worker stops.
             return await self._own.totals()
         if self._known is None or self._known[0] is not latest:
             self._known = latest, decode_totals(latest)

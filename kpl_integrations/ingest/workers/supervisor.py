@@ -3,7 +3,7 @@
 Each worker is a process that is started, not forked, with a listening socket of its own. One that dies is replaced
 under the same number: at once if it lived for a while, with exponential backoff if it dies again and again. Until the
 replacement listens, another worker accepts the connections of that socket. If no other runs, they wait; after eight
-quick deaths in a row the socket is closed until a worker listens. A worker whose supervisor is gone stops by itself.
+quick exits in a row the socket is closed until a worker listens. A worker whose supervisor has ended stops by itself.
 
 Why this is no standard supervisor: docs/decisions/0023 and 0041.
 """
@@ -321,7 +321,7 @@ class Supervisor:
         return made
 
     async def _receive(self, worker: _Worker, channel: Channel, background: TaskGroup) -> None:
-        """Handle a worker's messages until its process is gone."""
+        """Handle a worker's messages until its process has ended."""
         while (message := await channel.receive()) is not None:
             if message == b"ready":
                 self._set_ready(worker)

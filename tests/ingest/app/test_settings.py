@@ -140,7 +140,7 @@ FILES = [
         4,
         "streams['a.b']: StreamConfig has no option 'record_ttl'; did",
     ),
-    ("streams = 5", 1, "[streams.] is no table of options; write [streams.NAME] before them"),
+    ("streams = 5", 1, "[streams.] is not a table of options; write [streams.NAME] before the options"),
 ]
 
 

@@ -77,7 +77,7 @@ def test_a_frame_that_costs_its_client_nothing_takes_a_token(kind, payload, flag
     bounds = started()
     for _ in range(400):
         bounds.receive(frame(kind, payload, flags=flags), 0.0)
-    with pytest.raises(TooMuch, match="more control frames than 50 a second"):
+    with pytest.raises(TooMuch, match="more than 50 control frames a second"):
         bounds.receive(frame(kind, payload, flags=flags), 0.0)
 
 
