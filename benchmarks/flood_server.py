@@ -23,7 +23,7 @@ def gateway(endpoint_url: str) -> IngestGateway:
     tenants = [Tenant(id=f"quiet-{number}") for number in range(20)]
     tenants += [Tenant(id="flood"), Tenant(id="single", aggregation=False)]
     directory = CallableTenants(
-        {f"Bearer {tenant.id}": tenant for tenant in tenants}.get,  # type: ignore[arg-type] # None is no key of it
+        {f"Bearer {tenant.id}": tenant for tenant in tenants}.get,  # type: ignore[arg-type] # None is not a key of it
         tenants=tenants,
     )
     settings = load_settings(region="us-east-1", endpoint_url=endpoint_url)

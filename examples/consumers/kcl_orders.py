@@ -86,7 +86,7 @@ class OrderProcessor(RecordProcessorBase):  # type: ignore[misc, unused-ignore]
 
 
 def _id_of(data: bytes) -> str | None:
-    """Return the id of an order; None if the data is no order, or its id is no text that can be stored."""
+    """Return the id of an order; None if the data is not an order, or its id is not a text that can be stored."""
     try:
         order_id = str(json.loads(data)["id"])
         order_id.encode()

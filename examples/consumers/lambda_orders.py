@@ -21,7 +21,7 @@ table = os.environ["ORDERS_TABLE"]
 
 
 def id_of(record: ReceivedRecord) -> str | None:
-    """Return the id of an order; None if the record is no order, or DynamoDB does not accept the id as a key."""
+    """Return the id of an order; None if the record is not an order, or DynamoDB does not accept the id as a key."""
     try:
         order_id = str(json.loads(record.decompressed)["id"])
         key_bytes = len(order_id.encode())

@@ -239,7 +239,7 @@ def flush_on_sigterm(within: FlushOnSigterm) -> None:
     """Flush at SIGTERM, then do what was set before: call its handler, end the process, or ignore the signal.
 
     Raises:
-        ConfigError: the bound is no number of seconds above 0; this is not the main thread; or a handler is set that
+        ConfigError: the bound is not a number of seconds above 0; this is not the main thread; or a handler is set that
             Python cannot call.
     """
     global _bound_seconds  # noqa: PLW0603 - one signal, one bound

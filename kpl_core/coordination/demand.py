@@ -93,5 +93,5 @@ class DemandMeter:
 
 
 def _certain_part(units: float) -> float:
-    """Return which part of a count is no chance."""
+    """Return the share of a count that exceeds its random variation."""
     return 1.0 - 1.0 / math.sqrt(units) if units > 1.0 else 0.0

@@ -207,8 +207,7 @@ class OverflowLimiter:
 def _check(overflow: Overflow, *, has_fallback: bool, max_waiting: int) -> None:
     require_choice("overflow", overflow, get_args(Overflow))
     if has_fallback != (overflow == "fallback"):
-        message = (
-            f"overflow is {overflow!r}, and {'a' if has_fallback else 'no'} fallback is given; each needs the other"
-        )
+        given = "a" if has_fallback else "no"
+        message = f"overflow is {overflow!r}, and {given} fallback is given; give one with overflow='fallback' only"
         raise ConfigError(message)
     require(max_waiting >= 1, "max_waiting", max_waiting, "at least 1")

@@ -97,7 +97,7 @@ def warn_of_unknown(
 ) -> None:
     """Warn once of the variables with the prefix that are not `known`, such as misspelt ones.
 
-    It is no error, because other programs may use the prefix. Those that Kubernetes sets for a service say nothing.
+    It is not an error, because other programs may use the prefix. Those that Kubernetes sets for a service say nothing.
     """
     others = tuple(each for each in _OTHERS if each != prefix)
     ours = sorted(
@@ -111,6 +111,6 @@ def warn_of_unknown(
         for name in unknown
     ]
     if found:
-        message = f"environment variables that are no option of {owner} are ignored: {', '.join(found)}"
+        message = f"environment variables that are not options of {owner} are ignored: {', '.join(found)}"
         # Of the caller of `from_env`.
         warnings.warn(message, UserWarning, stacklevel=3)

@@ -94,12 +94,12 @@ class DescribedOption(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return the words that it may be; empty if it is no word of a few."""
+        """Return the allowed words; empty if the option is not a choice of words."""
         return get_args(self.kinds[0]) if get_origin(self.kinds[0]) is Literal else ()
 
     @property
     def bound(self) -> Bound | None:
-        """Return what the number may be; None if it is no number."""
+        """Return the bounds of the number; None if the option is not a number."""
         if not self.is_number:
             return None
         _, smallest, largest, unit, above, *_ = self.option

@@ -213,8 +213,8 @@ def python_append_pairs(
     """Append the pairs of partition key and data in this part of the list to the open records of their routes.
 
     A pair may have an explicit hash key as a third item. Writes the outcome of each, and its index in it, to `handles`.
-    Stops at the first that is no tuple of str and bytes, has no known route, has no room (records, bytes) or does not
-    fit into its open record. Returns its position, and the bytes of keys and data of those before it.
+    Stops at the first that is not a tuple of str and bytes, has no known route, has no room (records, bytes) or does
+    not fit into its open record. Returns its position, and the bytes of keys and data of those before it.
     """
     most, free_bytes = room
     position, end = part
@@ -251,7 +251,7 @@ def python_append_pairs(
 
 
 def python_plain_until(records: list[Any], start: int, parts: int, max_record_bytes: int) -> tuple[int, int]:
-    """Look for the first record from `start` on that is no valid tuple of so many items.
+    """Look for the first record from `start` on that is not a valid tuple of `parts` items.
 
     These are an ASCII key, bytes, and an explicit hash key as the third. Returns its position, and the bytes of keys
     and data of those before it.

@@ -131,7 +131,7 @@ class StreamPipeline:
     def put_pairs(self, records: list[Any], part: tuple[int, int], now: float, handles: ResultHandles) -> int:
         """Accept checked user records in this part of a list as `put` does each, while they are pairs of key and data.
 
-        Stores their handles. Returns the position of the first record that is no pair or finds no room.
+        Stores their handles. Returns the position of the first record that is not a pair or finds no room.
         """
         position, end = part
         if not self._is_direct:

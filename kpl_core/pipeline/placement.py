@@ -61,7 +61,7 @@ class Placement:
         """Put this part of a run, and store the handles, if these are given.
 
         The run has tuples of partition key (str) and data (bytes), and perhaps an explicit hash key (str). Returns the
-        next position, and how many bytes of key and data it has put. It stops at what is no tuple, at what finds no
+        next position, and how many bytes of key and data it has put. It stops at what is not a tuple, at what finds no
         room (records, bytes), and whenever a lane has closed a record: handed on, it may be too much for its shard.
         """
         output, is_durable = self._output, self._stages.ledger.is_durable

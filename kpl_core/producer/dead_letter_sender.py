@@ -59,7 +59,7 @@ def _require_report(report: object, letters: int) -> SinkReport:
     """Return what a sink answered, if it is a report.
 
     Raises:
-        TypeError: it is no report. Without this check a sink that forgets to return one would look like no answer.
+        TypeError: it is not a report. Without this check a sink that forgets to return one would look like no answer.
     """
     if not isinstance(report, SinkReport):
         message = (

@@ -443,7 +443,7 @@ class Lifecycle:
 
 
 def counted(count: Callable[[], T]) -> T:
-    """Return what `count` returns, in any thread: the loop may add a stream or a request while it counts."""
+    """Return what `count` returns. Call it from any thread: it counts again if the loop added a stream meanwhile."""
     for _ in range(_TRIES):
         try:
             return count()
@@ -457,7 +457,7 @@ def require_timeout(timeout: float | None) -> None:
     """Check a timeout in seconds; None stands for no limit.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is negative, or not a number (NaN).
     """
     if timeout is None:

@@ -124,7 +124,7 @@ class Producer:
         """Accept a user record now, or not at all; in the event loop, or in a thread without one.
 
         Raises:
-            TypeError: the partition key is no str, or the data not bytes-like.
+            TypeError: the partition key is not a str, or the data is not bytes-like.
             InvalidUserRecord: Kinesis would never take it; names field, value and bound.
             BufferFull: no room. Nothing was reserved; see `put`. (A spool takes it instead, or dead letters if bulk.)
             NotSpooled: the spool cannot store, and `SpoolOptions.failure` says to refuse.

@@ -72,7 +72,7 @@ class DuplicateFilter:
     Args:
         window_seconds: two records are duplicates if they arrived at Kinesis within this time.
         max_records: how many records it remembers; each takes about 400 bytes.
-        key: returns what duplicates have in common, such as an id in the data; None: this record is no duplicate.
+        key: returns what duplicates have in common, such as an id in the data; None: this record is not a duplicate.
             By default shard, sequence number and sub-sequence number; `content_of` compares keys and data.
 
     Raises:

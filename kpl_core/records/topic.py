@@ -154,7 +154,7 @@ def plain_value(value: object, mode: str = "json") -> object:
     """Return what msgspec can encode instead of `value`: the fields of a pydantic model, dumped in this mode.
 
     Raises:
-        TypeError: it is no pydantic model.
+        TypeError: it is not a pydantic model.
     """
     dump = getattr(value, "model_dump", None)
     if dump is None:

@@ -243,7 +243,7 @@ class Faults:
         return fault
 
     def remove(self, fault: Fault) -> None:
-        """Disarm one fault. It is no error if the fault is not armed."""
+        """Disarm one fault. It is not an error if the fault is not armed."""
         for armed in (self._on_requests, self._on_records):
             if fault in armed:
                 armed.remove(fault)

@@ -147,7 +147,7 @@ def decoded(answer: HttpAnswer) -> HttpAnswer:
     Its records may be stored. If the answer were not understood, they would be sent again.
 
     Raises:
-        ValueError: it has another coding, is no gzip, or its body is larger than 16 MiB.
+        ValueError: it has another coding, is not gzip, or its body is larger than 16 MiB.
     """
     coding = answer.headers.get("content-encoding", "identity").lower()
     if coding == "identity":

@@ -182,7 +182,7 @@ def _check_disk(name: str, files: Sequence[SpoolOptions]) -> Check:
     """Check the files of one folder, one for each worker."""
     first, folder = files[0].file, files[0].file.absolute().parent
     if not folder.is_dir():
-        return Check(name, "failed", f"{folder} is no folder", "create it, for the user of the producer")
+        return Check(name, "failed", f"{folder} is not a folder", "create it, for the user of the producer")
     wanted, needed = os.R_OK | os.W_OK, 0
     for options in files:
         file = options.file

@@ -58,7 +58,7 @@ def on_signal(callback: Callable[[signal.Signals], object]) -> Iterator[None]:
 def on_hangup(callback: Callable[[], object]) -> Iterator[None]:
     """Call `callback` for each SIGHUP inside the block, where the system has it; needs the running asyncio loop.
 
-    In a terminal SIGHUP means that it was closed, and ends the command as it does any other.
+    A terminal sends SIGHUP when it is closed. Then it ends the command, and `callback` is not called.
     """
     number = getattr(signal, "SIGHUP", None)
     if number is None or (sys.stdin is not None and sys.stdin.isatty()):

@@ -89,7 +89,7 @@ class LeaseThread:
                     raise RuntimeError(message)
 
     def stop(self) -> None:
-        """End the thread, and give the leases back. What is left to the limiter is a newcomer's reserve."""
+        """End the thread, and give the leases back. The limiter keeps the rate of a newcomer."""
         thread, self._thread = self._thread, None
         if thread is not None:
             # The loop may have ended by an error.

@@ -233,7 +233,7 @@ def _variables(environment: Mapping[str, str], options: Mapping[str, DescribedOp
         near = nearest(unknown[0].upper().removeprefix(PREFIX), [name.upper() for name in options])
         meant = f"; did you mean {PREFIX}{near}?" if near is not None else ""
         more = f" (nor is {', '.join(unknown[1:])})" if unknown[1:] else ""
-        message = f"{unknown[0]} is no setting of the gateway{more}{meant}"
+        message = f"{unknown[0]} is not a setting of the gateway{more}{meant}"
         raise ConfigError(message)
     found = {}
     for name, option in options.items():
@@ -258,7 +258,7 @@ def _has_ended(name: str, shown: str) -> bool:
 
 def _require_known(name: str, options: Mapping[str, DescribedOption], shown: str) -> None:
     if name not in options:
-        message = f"{shown} is no setting of the gateway{did_you_mean(name, options)}"
+        message = f"{shown} is not a setting of the gateway{did_you_mean(name, options)}"
         raise ConfigError(message)
 
 
@@ -266,7 +266,7 @@ def _of_file(path: Path, text: str, options: Mapping[str, DescribedOption]) -> d
     """Return the settings of a TOML file.
 
     Raises:
-        ConfigError: the text is no TOML, or has an unknown name, a wrong value or a secret.
+        ConfigError: the text is not TOML, or has an unknown name, a wrong value or a secret.
     """
     try:
         table = tomllib.loads(text)

@@ -37,7 +37,7 @@ def answer(request: msgspec.Struct, kinesis: FakeKinesis, now: float) -> Answer 
     Raises:
         KinesisError: the service answers with this error.
     """
-    message = f"{type(request).__name__} at {now} is no operation of {kinesis!r}"
+    message = f"{type(request).__name__} at {now} is not an operation of {kinesis!r}"
     raise TypeError(message)
 
 

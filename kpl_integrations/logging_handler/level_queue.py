@@ -126,7 +126,7 @@ class LevelQueue:
         try:
             mine = self._class_of[level]
         except TypeError:
-            # The level is no number, as in a record that `logging.makeLogRecord` made without one.
+            # The level is not a number, as in a record that `logging.makeLogRecord` made without one.
             mine = self._classes[0]
         if (self.free_records <= 0 or size > self.free_bytes) and not self._make_room(size, mine):
             self.refuse(FULL)

@@ -178,7 +178,7 @@ class LogSender:
         return (lambda: None) if self._is_shared else self.background.pause(timeout)
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end; return True if it came. While records are delivered it waits longer, as `begin_flush`."""
+        """Wait for the end; return True if it came. Like `begin_flush`, wait longer while records are delivered."""
         while timeout >= 0:
             if self.background.join(timeout) if not self._is_shared else self._finished.wait(timeout):
                 return True

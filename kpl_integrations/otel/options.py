@@ -153,7 +153,7 @@ def resolve_options(
 
     Raises:
         ConfigError: an option is missing or out of its bounds; the message names it and its variable.
-        TypeError: a given name is no option.
+        TypeError: a given name is not an option.
 
     Unknown variables that begin with `KPL_OTEL_` get a `UserWarning`.
     """

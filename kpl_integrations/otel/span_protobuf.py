@@ -137,7 +137,7 @@ class SpanEncoder:
 
 
 def _scalar(value: Any) -> bytes | None:  # noqa: ANN401 - an attribute's
-    """Return an attribute's value, None if it is no scalar."""
+    """Return an attribute's value, None if it is not a scalar."""
     kind = type(value)
     if kind is str:
         return _field(b"\x0a", value.encode())

@@ -49,7 +49,7 @@ def test_the_disk_of_a_spool_is_checked(tmp_path: Path) -> None:
     assert (large.status, large.fix) == ("warning", "give it a larger disk, or lower its max_bytes")
     missing = of_files(Config(dead_letters=DeadLetterOptions(path=tmp_path / "none" / "letters.db")))
     assert (missing["spool"].found, missing["dead letters"].status) == ("none is configured", "failed")
-    assert "is no folder" in missing["dead letters"].found
+    assert "is not a folder" in missing["dead letters"].found
 
 
 def test_the_files_of_all_workers_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,9 @@ def test_the_configuration_is_a_gateways_if_something_of_one_is_set(tmp_path: Pa
     assert (gateway.config.record_ttl_ms, gateway.settings is not None) == (6_000, True)
     file = tmp_path / "gateway.toml"
     file.write_text("prot = 1\n")
-    with pytest.raises(CommandFailure, match=r"gateway\.toml:1: prot is no setting of the gateway; did you mean port"):
+    with pytest.raises(
+        CommandFailure, match=r"gateway\.toml:1: prot is not a setting of the gateway; did you mean port"
+    ):
         find_configuration(file, {})
 
 
@@ -256,7 +258,7 @@ def test_variables_that_set_nothing_are_named_and_make_no_gateway(
 
 
 def test_a_variable_that_is_no_setting_of_a_gateway_fails() -> None:
-    with pytest.raises(CommandFailure, match=r"KPL_INGEST_HSOT is no setting .*; did you mean KPL_INGEST_HOST\?"):
+    with pytest.raises(CommandFailure, match=r"KPL_INGEST_HSOT is not a setting .*; did you mean KPL_INGEST_HOST\?"):
         find_configuration(None, {"KPL_INGEST_HSOT": "a"})
 
 

@@ -101,7 +101,7 @@ def test_no_secret_is_printed(monkeypatch, kpl):
 
 
 FAULTS = [
-    (("--set", "prot=1"), "", "--set prot is no setting of the gateway; did you mean port?"),
+    (("--set", "prot=1"), "", "--set prot is not a setting of the gateway; did you mean port?"),
     (("--set", "port=x"), "", "--set port is 'x'; it must be a whole number"),
     (("--set", "port=1", "--port", "2"), "", "--set port and --port are both set; give one of them"),
     (
@@ -113,7 +113,7 @@ FAULTS = [
     (
         ("--config", "FILE"),
         "spool = 'a'\nspool_max_byte = 5",
-        "FILE:2: spool_max_byte is no setting of the gateway; did you",
+        "FILE:2: spool_max_byte is not a setting of the gateway; did you",
     ),
     (
         ("--config", "FILE"),

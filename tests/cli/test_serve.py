@@ -169,8 +169,8 @@ def test_every_line_is_json_if_the_settings_say_so(monkeypatch, workers):
         (("--local", "--spool", "/"), 2, "spool is '/', a folder; name a file in it"),
         (("--port", "0"), 2, "no tenants are configured"),
         (("--tenants", "/nowhere.toml"), 4, "/nowhere.toml"),
-        (("--set", "prot=1"), 2, "--set prot is no setting"),
-        (("--set", "prot=1", "--print-config"), 2, "--set prot is no setting"),
+        (("--set", "prot=1"), 2, "--set prot is not a setting"),
+        (("--set", "prot=1", "--print-config"), 2, "--set prot is not a setting"),
     ],
 )
 @pytest.mark.parametrize("source", ["environment", "command line", "file"])

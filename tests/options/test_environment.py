@@ -67,11 +67,11 @@ def test_misspelt_variables_get_one_warning_that_names_the_nearest():
     others = {"KPL_INGEST_PROT": "1", "KPL_OTEL_STREM": "s", "KPL_GATEWAY_KEY": "k", "OTHER": "x", "KPL_REGION": "eu"}
     # Kubernetes sets these for a service named kpl.
     others |= {"KPL_SERVICE_HOST": "10.0.0.1", "KPL_PORT": "tcp://10.0.0.1:80", "KPL_PORT_80_TCP_PORT": "80"}
-    words = "environment variables that are no option of the producer are ignored"
+    words = "environment variables that are not options of the producer are ignored"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Config.from_env(others)
-    with pytest.warns(UserWarning, match="are no option") as caught:
+    with pytest.warns(UserWarning, match="are not options") as caught:
         Config.from_env({"KPL_AGREGATION_ENABLED": "false", "KPL_TABLE": "t", **others})
     assert [(str(each.message), each.filename) for each in caught] == [
         (f"{words}: KPL_AGREGATION_ENABLED (did you mean KPL_AGGREGATION_ENABLED?), KPL_TABLE", __file__)

@@ -93,7 +93,7 @@ class FileStore:
         await self._in_thread(lambda: self._delete(name))
 
     async def aclose(self) -> None:
-        """Do nothing: no call leaves anything behind."""
+        """Do nothing: no call keeps a file open."""
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
         if len(self._running) - self._threads.borrowed_tokens >= _MOST_THREADS:

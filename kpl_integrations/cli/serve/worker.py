@@ -86,7 +86,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, file_text=read_settings_file(Path(self.file)))
 
     def log_format(self) -> LogFormat:
-        """Return how the gateway prints: what its settings say about that, although another one may be wrong."""
+        """Return the log format of the settings, even if another setting is wrong."""
         in_file = None
         with contextlib.suppress(ValueError, RecursionError):
             in_file = tomllib.loads(self.file_text or "").get("log_format")

@@ -80,7 +80,7 @@ class KeylessRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class JsonRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A key, and JSON that stays JSON."""
+    """A key, and a JSON value whose text is put as it is."""
 
     partition_key: _Key
     data: msgspec.Raw

@@ -39,7 +39,7 @@ def trace_members(traceparent: str, tracestate: str) -> bytes:
 
 
 def with_trace(text: bytes, limits: DecodeLimits, partition_key: str) -> bytes:
-    """Return a JSON text with the members of the trace. A text that is no object or has such a member stays as it is.
+    """Return a JSON text with the members of the trace. Leave it unchanged if it is not an object or has such a member.
 
     `text` is valid JSON in UTF-8. Blanks may stand around the object.
     """

@@ -325,7 +325,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Start the request whose head is complete, or let it wait until those before it are answered.
 
         Raises:
-            httptools.HttpParserInvalidURLError, UnicodeDecodeError: its target is no URL.
+            httptools.HttpParserInvalidURLError, UnicodeDecodeError: its target is not a URL.
         """
         scope = self._scope()
         application = (

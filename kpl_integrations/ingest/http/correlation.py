@@ -24,7 +24,7 @@ LOG_FIELDS: Final = "kpl_integrations.log_fields"
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _ID_BITS: Final = 96
 # Not the module's, whose state a program may have set to repeat a run. Workers are forked.
-_chance: Final = Random()  # noqa: S311 - an id is no secret
+_chance: Final = Random()  # noqa: S311 - an id is not a secret
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_chance.seed)
 getrandbits: Final = _chance.getrandbits

@@ -3,7 +3,7 @@
 It takes the place of the `HttpConnection` that has found out that its client speaks HTTP/2, by ALPN (TLS) or by its
 first bytes. Each request is a task that calls the same application.
 
-- Frames are counted before they are parsed (`frame_bounds.py`). A client that sends too much, or what is no HTTP/2, is
+- Frames are counted before they are parsed (`frame_bounds.py`). A client that sends too much, or what is not HTTP/2, is
   told so in a GOAWAY frame with RFC 9113's code, and its connection ends. So does one with a malformed request, which
   RFC 9113 (section 5.4.1) allows.
 - A client may have a hundred requests in progress. One that it has reset counts until its task has ended. Fewer run

@@ -59,7 +59,7 @@ class FrameBounds:
         self._has_ended = has_ended
         self._tokens, self._refilled_at = _MOST_TOKENS, now
         # A frame's header until it is complete; how many bytes of its payload are to come; whether they are dropped.
-        # The preface is no frame, and is parsed too.
+        # The preface is not a frame, and is parsed too.
         self._partial = b""
         self._left = _PREFACE_BYTES
         self._drops = False

@@ -13,12 +13,12 @@ def scope_of(headers: Fields, root_path: str) -> Scope:
     """Return what the scope of one request has besides that of its connection.
 
     Raises:
-        ValueError: its target is no path.
+        ValueError: its target is not a path.
     """
     fields = dict(headers)
     target = fields.get(b":path", b"")
     if not target.startswith(b"/") and target != b"*":
-        message = "the target is no path"
+        message = "the target is not a path"
         raise ValueError(message)
     try:
         url = httptools.parse_url(target)
@@ -51,8 +51,8 @@ def _as_in_http_1(headers: Fields, fields: dict[bytes, bytes]) -> Fields:
 
 
 async def bad_target(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answer 400: the target of the request is no path."""
-    body = b"the target of the request is no path"
+    """Answer 400: the target of the request is not a path."""
+    body = b"the target of the request is not a path"
     fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 400, "headers": fields})
     await send({"type": "http.response.body", "body": body})

@@ -23,7 +23,7 @@ from kpl_integrations.ingest.tenants.tenant import UNKNOWN_TENANT, Ack, Signal, 
 
 MOST_TENANTS: Final = 10_000
 _LONGEST_SECRET: Final = 4096
-# A quoted value in a message of msgspec or tomllib; a path such as `$.tenant[0].weight` is no value.
+# A quoted value in a message of msgspec or tomllib; a path such as `$.tenant[0].weight` is not a value.
 _QUOTED: Final = re.compile(r"""([`'"])([^`'"$][^`'"]*)\1""")
 _UNKNOWN_MEMBER: Final = re.compile(r"unknown field `([^`]*)`")
 

@@ -5,7 +5,7 @@ under the same number: at once if it lived for a while, with exponential backoff
 replacement listens, another worker accepts the connections of that socket. If no other runs, they wait; after eight
 quick exits in a row the socket is closed until a worker listens. A worker whose supervisor has ended stops by itself.
 
-Why this is no standard supervisor: docs/decisions/0023 and 0041.
+Why this is not a standard supervisor: docs/decisions/0023 and 0041.
 """
 
 import contextlib

@@ -88,7 +88,7 @@ def test_the_options_of_a_group_reach_the_producer():
         ({"port": 70_000}, "port is 70000; it must be between 0 and 65,535"),
         ({"tls_key": Path("key.pem")}, "belong together"),
         ({"default_ack": "spooled"}, "there is no spool"),
-        ({"spol": 1}, "spol is no setting of the gateway; did you mean spool?"),
+        ({"spol": 1}, "spol is not a setting of the gateway; did you mean spool?"),
         ({"coordination": "redis://:secret-thing@h", "coordination_file": "url"}, "both set; give one of them"),
         ({"coordination": "http://:secret-thing@h"}, "coordination is not a URL of a known kind"),
         ({"admin_key": "secret-thing"}, "admin_key has 12 characters"),
@@ -128,7 +128,7 @@ def test_an_invalid_setting_is_named_without_a_value_that_may_be_secret(given, w
 
 # A file, the line of its error, and the error.
 FILES = [
-    ("port = 1\nprot = 2", 2, "prot is no setting of the gateway; did you mean port?"),
+    ("port = 1\nprot = 2", 2, "prot is not a setting of the gateway; did you mean port?"),
     ("\nport = '80'", 2, "port is '80'; it must be a whole number"),
     ("[spool]\npath = 'x'", 1, "spool is {'path': 'x'}; it must be a path"),
     ("admin_key = 'secret-thing-secret-thing'", 1, "admin_key is a secret, which a configuration file must not hold"),
@@ -261,8 +261,11 @@ def test_an_out_of_bounds_variable_is_named_by_its_variable(monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"KPL_INGEST_SPOOOL": "a"}, "KPL_INGEST_SPOOOL is no setting of the gateway; did you mean KPL_INGEST_SPOOL?"),
-        ({"kpl_ingest_zzz": "1", "KPL_INGEST_YYY": "2"}, "KPL_INGEST_YYY is no setting of the gateway (nor is kpl_"),
+        (
+            {"KPL_INGEST_SPOOOL": "a"},
+            "KPL_INGEST_SPOOOL is not a setting of the gateway; did you mean KPL_INGEST_SPOOL?",
+        ),
+        ({"kpl_ingest_zzz": "1", "KPL_INGEST_YYY": "2"}, "KPL_INGEST_YYY is not a setting of the gateway (nor is kpl_"),
         ({"KPL_INGEST_SPOOOL": ""}, "did you mean KPL_INGEST_SPOOL?"),
     ],
 )
