@@ -25,7 +25,7 @@ from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
-from kpl_integrations.ingest.http.request_cycle import RequestCycle
+from kpl_integrations.ingest.http.request_cycle import note
 from kpl_integrations.ingest.http.request_head import RecordsHead, Server
 from kpl_integrations.ingest.http2.connection import become_http_2
 from kpl_integrations.ingest.request.needs import Need, Results, Steps
@@ -233,7 +233,7 @@ class GatewayConnection(HttpConnection):
     def _note(self, head: RecordsHead) -> bool:
         """Note the tenant of a request whose credentials differ from the last one's. Return True if they are valid."""
         tenant = self.requests.tenant_of(head)
-        self.note(tenant)
+        note(self, tenant)
         self.reader.authorization = head.authorization
         return tenant is not None
 
@@ -276,25 +276,17 @@ class GatewayConnection(HttpConnection):
 
     def _hand_over(self, steps: Steps[Answer], need: Need, *, keep_alive: bool) -> None:
         """Let a task go on with a request."""
-        cycle = RequestCycle(
-            self.transport,
-            self.flow,
-            start_of=self.start_of,
-            answered=self._answered,
-            is_head=False,
-            keep_alive=keep_alive,
-            expects_continue=False,
-        )
+        cycle = self.new_cycle(is_head=False, keep_alive=keep_alive, expects_continue=False)
         cycle.end_body()
         if self.transport.is_closing():
             cycle.client_gone()
         if self.cycle is None or self.cycle.response_complete:
             # Otherwise it is that of a request behind this one.
             self.cycle = cycle
-        application = partial(self._finishing, steps, need)
-        self._run(
-            cycle, ChargedRequest(self.reader, application, self.note) if self.turns.is_active else application, {}
-        )
+        application: Any = partial(self._finishing, steps, need)
+        if self.turns.is_active:
+            application = ChargedRequest(self.reader, application, partial(note, self))
+        self._run(cycle, application, {})
 
     async def _finishing(self, steps: Steps[Answer], need: Need, _scope: Scope, _receive: Receive, send: Send) -> None:
         await self.requests.finish(steps, need, send)
@@ -337,4 +329,4 @@ class GatewayConnection(HttpConnection):
             return
         self.call_application()
         for piece in held:
-            self.cycle.add_body(piece)
+            self.add_body(piece)

@@ -15,7 +15,7 @@ from kpl_core.producer.delivery import wait_with
 from kpl_integrations.asgi.protocol import Header, Send
 from kpl_integrations.ingest.admission.acknowledgement import JSON, Answer
 from kpl_integrations.ingest.http.answers import Headers
-from kpl_integrations.ingest.http.raw_answers import FAILED_CONTENT
+from kpl_integrations.ingest.http.raw_answers import FAILED_FIELDS, FAILED_TEXT
 from kpl_integrations.ingest.http.request_head import RecordsHead, Server, records_head
 from kpl_integrations.ingest.request.needs import Need, Steps
 from kpl_integrations.ingest.request.records import PREFIX, SUFFIX, RecordsRequest
@@ -39,9 +39,6 @@ class EncodedAnswer(NamedTuple):
     closes: bool = False
 
 
-FAILED: Final = EncodedAnswer(500, FAILED_CONTENT, closes=True)
-
-
 def encoded(answer: Answer) -> EncodedAnswer:
     """Return an answer as the bytes for the socket."""
     if answer.fields is JSON and len(answer.body) <= _SHORT_BYTES:
@@ -59,10 +56,13 @@ def _encoded(status: int, headers: Sequence[Header], body: bytes) -> EncodedAnsw
     return EncodedAnswer(status, b"%b\r\n%b" % (fields, body), _CLOSE in headers)
 
 
+FAILED: Final = _encoded(500, FAILED_FIELDS, FAILED_TEXT)
+
+
 class PendingRequest:
     """A request that waits until all deliveries of its records have results.
 
-    A connection has it in place of a `RequestCycle`, so that requests behind it wait and a shutdown lets it finish.
+    A connection has it in place of an `Http1Cycle`, so that requests behind it wait and a shutdown lets it finish.
     It is also a waiter of an outcome.
     """
 

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection: heads and bodies through httptools, requests in their order, and bounds.
 
-The parser tells of heads and bodies as they arrive. A request starts the application (`RequestCycle`) once its head is
+The parser tells of heads and bodies as they arrive. A request starts the application (`Http1Cycle`) once its head is
 complete; requests behind it wait until it is answered, and their connection is not read meanwhile.
 
 - A head has a bound on its time and its size. Both are checked only if it does not arrive in one small piece, so a
@@ -19,12 +19,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
-from urllib.parse import unquote
 
 import httptools
 
 from kpl_integrations.asgi.protocol import Scope
-from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import HTTP_2_PREFACE, NO_HTTP_2, REFUSALS, AnswerStarts
@@ -36,15 +34,16 @@ from kpl_integrations.ingest.http.read_turns import (
     is_probe,
 )
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
-from kpl_integrations.ingest.http.request_cycle import RequestCycle, service_unavailable
-from kpl_integrations.ingest.http.request_head import SERVER, Server, refused_head
+from kpl_integrations.ingest.http.request_cycle import Http1Cycle, application_for
+from kpl_integrations.ingest.http.request_head import refused_head, target_of
 from kpl_integrations.ingest.http.uvicorn_server import ServerPort
-from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
 # The ends of a request line: the parser accepts RTSP too. The lines of an access log in a body have a quotation mark
 # before the line break.
 _LINE_ENDS: Final = (b"/1.1\r\n", b"/1.0\r\n")
+# A connection is not read while the application has not taken so many bytes of a body.
+_MOST_WAITING_BYTES: Final = 65_536
 # How long a connection without a request stays open once the server stops.
 _FIRST_REQUEST_SECONDS: Final = 0.5
 
@@ -55,8 +54,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     header_seconds: ClassVar[float] = 10.0
     max_header_bytes: ClassVar[int] = 32_768
     # Each server has its own.
-    places: ClassVar[ConnectionPlaces] = ConnectionPlaces()
-    turns: ClassVar[ReadTurns] = ReadTurns()
+    places: ConnectionPlaces = ConnectionPlaces()
+    turns: ReadTurns = ReadTurns()
     # Of one loop: two threads must not write into one buffer.
     buffers: ClassVar[ReceiveBuffers] = ReceiveBuffers()
     answer_starts: ClassVar[AnswerStarts] = AnswerStarts()
@@ -78,8 +77,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         # The request that was received last, until its connection has answered it and is idle. One may still be
         # answered while others wait behind it, the next one at the right.
         self.cycle: Any = None
-        self.waiting: deque[tuple[RequestCycle, Any, Scope]] = deque()
-        self._running: RequestCycle | None = None
+        self.waiting: deque[tuple[Http1Cycle, Any, Scope]] = deque()
+        self._running: Http1Cycle | None = None
         self._in_head = self._is_new = True
         # The bytes of a new connection until it is known that it does not speak HTTP/2, then the piece being parsed.
         self._first_bytes = self.received = b""
@@ -289,7 +288,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Handle a piece of a body."""
         self._body_within = True
         if not (self._asks_upgrade or self.transport.is_closing()):
-            self.cycle.add_body(body)
+            self.add_body(body)
 
     def on_message_complete(self) -> None:
         """End a request, unless it asks for an upgrade: then it has not started."""
@@ -325,33 +324,39 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Start the request whose head is complete, or let it wait until those before it are answered.
 
         Raises:
-            httptools.HttpParserInvalidURLError, UnicodeDecodeError: its target is not a URL.
+            ValueError: its target is not a URL.
         """
         scope = self._scope()
-        application = (
-            service_unavailable if self.server.is_full(self.places.http_2_requests) else self.server.application
-        )
-        claim = self.note
-        if self.turns.is_active:
-            application = timed = ChargedRequest(self.reader, application, self.note)
-            claim = timed.claim
-        cycle = RequestCycle(
-            self.transport,
-            self.flow,
-            start_of=self.start_of,
-            answered=self._answered,
+        cycle = self.new_cycle(
             is_head=scope["method"] == "HEAD",
             keep_alive=scope["http_version"] != "1.0" and self.parser.should_keep_alive(),
             expects_continue=self.expects_continue,
         )
-        server = Server(claim, self.verified, self.reader.watch_body, cycle.whole_body)
-        scope["extensions"] = {SERVER: {"request": server}}
+        application = application_for(self, cycle, scope)
         if self.is_answering():
             self.flow.pause_reading()
             self.waiting.appendleft((cycle, application, scope))
         else:
             self._run(cycle, application, scope)
         self.cycle = cycle
+
+    def new_cycle(self, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> Http1Cycle:
+        """Return a request of this connection, for the application."""
+        return Http1Cycle(
+            self.transport,
+            self.flow,
+            start_of=self.start_of,
+            answered=self._answered,
+            is_head=is_head,
+            keep_alive=keep_alive,
+            expects_continue=expects_continue,
+        )
+
+    def add_body(self, piece: bytes) -> None:
+        """Add a piece to the body of the request that is being received. Read no more if many bytes wait."""
+        self.cycle.add_body(piece, len(piece))
+        if self.cycle.waiting_bytes > _MOST_WAITING_BYTES:
+            self.flow.pause_reading()
 
     def scope_of_all(self) -> Scope:
         """Return what the scopes of all requests of this connection have."""
@@ -366,24 +371,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         }
 
     def _scope(self) -> Scope:
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
         return {
             **self.scope_of_all(),
+            **target_of(self.url, self.server.root_path),
             "http_version": self.parser.get_http_version(),
             "method": self.parser.get_method().decode("ascii"),
-            "path": self.server.root_path + (unquote(path) if "%" in path else path),
-            "raw_path": self.server.root_path.encode("ascii") + url.path,
-            "query_string": url.query or b"",
             "headers": self.headers,
         }
 
-    def _run(self, cycle: RequestCycle, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
+    def _run(self, cycle: Http1Cycle, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
         self._running = cycle
-        tasks = self.server.shared.tasks
-        task = self.loop.create_task(cycle.run(application, scope))
-        task.add_done_callback(tasks.discard)
-        tasks.add(task)
+        _ = self.server.start(cycle.run(application, scope))
 
     def _answered(self) -> None:
         self._running = None
@@ -421,13 +419,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def verified(self) -> None:
         """Keep this connection: it has shown valid credentials."""
         self.places.keep(self)
-
-    def note(self, tenant: Tenant | None) -> bool:
-        """Note the tenant of a request; None: its credentials are not verified. Return True: it is not refused."""
-        self.reader.claim(tenant)
-        if tenant is not None:
-            self.verified()
-        return True
 
     def become_idle(self) -> None:
         """Note an answer, behind which no request waits."""

@@ -50,9 +50,12 @@ REFUSALS: Final = {
 }
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-# What follows the start of an answer whose application failed.
-FAILED_CONTENT: Final = (
-    b"content-type: text/plain; charset=utf-8\r\ncontent-length: 21\r\nconnection: close\r\n\r\nInternal Server Error"
+# The answer of an application that failed.
+FAILED_TEXT: Final = b"Internal Server Error"
+FAILED_FIELDS: Final = (
+    (b"content-type", b"text/plain; charset=utf-8"),
+    (b"content-length", b"%d" % len(FAILED_TEXT)),
+    (b"connection", b"close"),
 )
 
 # The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, section 3.4).

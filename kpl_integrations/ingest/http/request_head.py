@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
+import httptools
 import msgspec
 
 from kpl_integrations.asgi.protocol import Scope
@@ -76,6 +77,24 @@ def server_of(scope: Scope) -> Server | None:
     """Return what the gateway's own server does for this request; None: another server received it."""
     extensions = scope.get("extensions")
     return extensions[SERVER]["request"] if extensions is not None and SERVER in extensions else None
+
+
+def target_of(url: bytes, root_path: str) -> Scope:
+    """Return what a scope has of a request's target.
+
+    Raises:
+        ValueError: it is not a URL.
+    """
+    try:
+        parsed = httptools.parse_url(url)
+    except httptools.HttpParserInvalidURLError as error:
+        raise ValueError(str(error)) from None
+    path = parsed.path.decode("ascii")
+    return {
+        "path": root_path + (unquote(path) if "%" in path else path),
+        "raw_path": root_path.encode("ascii") + parsed.path,
+        "query_string": parsed.query or b"",
+    }
 
 
 def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | None:

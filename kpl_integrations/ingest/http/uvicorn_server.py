@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -59,6 +59,13 @@ class ServerPort:
     def answered(self) -> int:
         """Return how many answers all connections have sent."""
         return int(self.shared.total_requests)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run this in a task for which the server waits at its end."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.shared.tasks.add(task)
+        task.add_done_callback(self.shared.tasks.discard)
+        return task
 
     def is_full(self, http_2_requests: int) -> bool:
         """Return True if there are as many connections, or requests of HTTP/1.1, as there may be.

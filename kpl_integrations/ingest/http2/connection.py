@@ -35,13 +35,12 @@ from h2.exceptions import DenialOfServiceError, ProtocolError
 from h2.settings import SettingCodes
 from hpack import HPACKError, NeverIndexedHeaderTuple
 
-from kpl_integrations.ingest.http.charged_request import ChargedRequest
+from kpl_integrations.ingest.http.answers import Headers
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER
 from kpl_integrations.ingest.http.raw_answers import goaway
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
-from kpl_integrations.ingest.http.request_cycle import let_answer, service_unavailable
-from kpl_integrations.ingest.http.request_head import SERVER, Server
+from kpl_integrations.ingest.http.request_cycle import application_for
 from kpl_integrations.ingest.http2.frame_bounds import TOKENS_PER_ANSWER, FrameBounds, TooMuch
 from kpl_integrations.ingest.http2.frames import (
     CONNECTION_WINDOW_BYTES,
@@ -49,11 +48,9 @@ from kpl_integrations.ingest.http2.frames import (
     MOST_TABLE_BYTES,
     server_frames,
 )
-from kpl_integrations.ingest.http2.heads import Fields, bad_target, has_missing_body, scope_of
 from kpl_integrations.ingest.http2.sending import SEND_SECONDS, AnswerSender
 from kpl_integrations.ingest.http2.share import MOST_STREAMS, ConnectionShare
-from kpl_integrations.ingest.http2.stream import Http2Stream
-from kpl_integrations.ingest.tenants import Tenant
+from kpl_integrations.ingest.http2.stream import Http2Stream, bad_target, has_missing_body, scope_of
 
 _log: Final = logging.getLogger(__name__)
 # In one piece. A request has two or three, each of which takes up to 0.1 ms.
@@ -274,29 +271,20 @@ class Http2Connection(asyncio.BufferedProtocol):
         while self._waiting and self._share.may_run(len(self._tasks), len(self._sender)):
             self._waiting.pop(next(iter(self._waiting)))()
 
-    def _run(self, stream_id: int, stream: Http2Stream, headers: Fields) -> None:
-        application: Any = self.server.application
-        if self.server.is_full(self.places.http_2_requests):
-            application = service_unavailable
-            self.shutdown()
-        claim = self._note
-        if self.turns.is_active:
-            application = timed = ChargedRequest(self.reader, application, self._note)
-            claim = timed.claim
+    def _run(self, stream_id: int, stream: Http2Stream, headers: Headers) -> None:
         scope = {**self._scope_of_all, "state": self.server.app_state.copy()}
+        application = application_for(self, stream, scope)
+        if self.server.is_full(self.places.http_2_requests):
+            self.shutdown()
         try:
             scope |= scope_of(headers, self.server.root_path)
         except ValueError:
             application = bad_target
-        server = Server(claim, self._verified, self.reader.watch_body, stream.whole_body)
-        scope["extensions"] = {SERVER: {"request": server}}
-        task = self._tasks[stream_id] = self.loop.create_task(let_answer(application, scope, stream))
+        task = self._tasks[stream_id] = self.server.start(stream.run(application, scope))
         self.places.http_2_requests += 1
-        self.server.shared.tasks.add(task)
         task.add_done_callback(partial(self._task_ended, stream_id))
 
-    def _task_ended(self, stream_id: int, task: "asyncio.Task[None]") -> None:
-        self.server.shared.tasks.discard(task)
+    def _task_ended(self, stream_id: int, _task: "asyncio.Task[None]") -> None:
         self.places.http_2_requests -= 1
         del self._tasks[stream_id]
         self._run_waiting()
@@ -349,7 +337,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     # From the requests
 
-    def send_head(self, stream_id: int, status: int, headers: Fields, *, end: bool) -> None:
+    def send_head(self, stream_id: int, status: int, headers: Headers, *, end: bool) -> None:
         """Send the head of an answer. `end`: it has no body."""
         # A value of its own would push the others out of the encoder's table.
         own = [NeverIndexedHeaderTuple(*each) if each[0] == REQUEST_ID_HEADER else each for each in headers]
@@ -359,16 +347,19 @@ class Http2Connection(asyncio.BufferedProtocol):
         if end:
             self._answered(stream_id)
 
-    def send_data(self, stream_id: int, data: bytes, *, end: bool) -> "asyncio.Future[None] | None":
-        """Send a part of an answer as the client takes it. What is returned is done when it has taken all."""
+    def send_data(self, stream_id: int, data: bytes, *, end: bool) -> None:
+        """Send a part of an answer as the client takes it."""
         self._sender.send(stream_id, data, self.loop.time(), is_end=end)
         self._flush_soon()
         if stream_id not in self._sender:
-            return None
+            return
         if not self._share.may_wait(self._sender.unsent_bytes):
             self.give_up(stream_id)
         self._start_timer()
-        return None if end else self._sender.taken(stream_id)
+
+    def unsent(self, stream_id: int) -> "asyncio.Future[None] | None":
+        """Return what is done when the client has taken what was sent, or never will; None: it has."""
+        return self._sender.taken(stream_id)
 
     def send_continue(self, stream_id: int) -> None:
         """Ask for the body."""
@@ -414,17 +405,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Return True if the client has not sent all of a body."""
         return any(stream.more_body for stream in self.streams.values())
 
-    def _verified(self) -> None:
+    def verified(self) -> None:
+        """Keep this connection, and let it have more: it has shown valid credentials."""
         self.places.keep(self)
         self._share.verify(len(self.streams))
         self._run_waiting()
-
-    def _note(self, tenant: Tenant | None) -> bool:
-        """Note the tenant of a request; None: its credentials are not verified. Return True: it is not refused."""
-        self.reader.claim(tenant)
-        if tenant is not None:
-            self._verified()
-        return True
 
     def _ends_at(self) -> float | None:
         """Return the instant at which the connection, or an answer, ends if nothing happens."""

@@ -43,7 +43,7 @@ def server_frames(most_header_bytes: int, *, most_streams: int, count_fields: Ca
         H2Configuration(
             client_side=False,
             header_encoding=None,
-            # `Http2Stream` has done both.
+            # `RequestCycle` has done both.
             validate_outbound_headers=False,
             normalize_outbound_headers=False,
         )

@@ -58,7 +58,7 @@ def test_a_broken_frame_gets_the_code_of_its_error(name: str) -> None:
     beside_another(told, data)
 
 
-@pytest.mark.parametrize("target", ["x", "http://x/", ""])
+@pytest.mark.parametrize("target", ["x", "http://x/", "/a b", ""])
 def test_a_target_that_is_no_path_is_refused(target: str) -> None:
     def told(talk: Talk) -> None:
         # The library refuses an empty one itself.
