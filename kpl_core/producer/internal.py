@@ -193,7 +193,7 @@ class InternalProducer:
     def put_together_nowait(
         self,
         stream: str,
-        records: Sequence[UserRecord],
+        records: Sequence[UserRecord] | Pairs,
         *,
         flow: str | None = None,
         tier: Tier = "normal",

@@ -8,7 +8,6 @@ that disconnects, or a cancelled task, changes nothing.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import repeat
 from typing import Any, Final, Literal, TypeVar
 
@@ -45,8 +44,10 @@ _MOST_CPU_RETRY_SECONDS: Final = 3
 # The producer's own codes in the words of a client. Others are Kinesis' own.
 _CAUSES: Final = {INTERNAL: "no connection, or no valid answer in time"}
 
-T = TypeVar("T")
 R = TypeVar("R")
+# Why the producer accepts none of some records.
+_NOT_PUT: Final = (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord)
+_NO_DELIVERIES: Final = Deliveries(0)
 
 
 class LoadShedder:
@@ -179,34 +180,23 @@ class Admission:
         self,
         account: TenantAccount,
         stream: str,
-        records: Sequence[UserRecord],
-        *,
-        aggregate: bool = True,
-        keep: bool = True,
-        durable: bool = False,
-        counts: Counts = None,
+        records: Sequence[UserRecord] | Pairs,
+        **terms: Any,  # noqa: ANN401 - those of `_admitted`
     ) -> Deliveries:
-        """Put all records for a tenant, or none. They are not aggregated if `aggregate` or the tenant says so.
+        """Put all records for a tenant, or none. They are pairs only as in `put_pairs`.
 
-        With `keep=False` the records are in memory only. Use it for clients that learn which records failed and
-        send those again. With `durable` they are in the spool, or the request is refused. `counts` is the number of
-        user records in each record, as the tenant's rate counts them; None: one in each.
+        They are not aggregated if the term `aggregate` or the tenant says so. With `keep=False` they are in memory
+        only. Use it for clients that learn which records failed and send those again. With `durable` they are in the
+        spool, or the request is refused. `counts` is the number of user records in each record, as the tenant's rate
+        counts them; None: one in each.
 
         Raises:
             Refused: the request is rejected.
         """
-        tenant, tier = account.tenant, account.tenant.tier
-        aggregate = aggregate and tenant.aggregation
-
-        def put() -> Deliveries:
-            return self._producer.internal.put_together_nowait(
-                stream, records, flow=account.flow, tier=tier, aggregate=aggregate, keep=keep, durable=durable
-            )
-
-        return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep, counts=counts)
+        return self._admitted(self._producer.internal.put_together_nowait, account, stream, records, **terms)
 
     def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int) -> None:
-        """Put pairs of partition key and data like `put_records`, without deliveries; `begin_group` gives some.
+        """Put pairs of partition key and data as `put_records`, without deliveries.
 
         `size_bytes` is at least the size of their keys and data.
         All of them may have an explicit hash key as a third item. The tenant's tier must be normal, with aggregation
@@ -215,59 +205,53 @@ class Admission:
         Raises:
             Refused: the request is rejected.
         """
-        if self.put_ordinary_pairs(account, stream, pairs, size_bytes):
+        if self.put_ordinary(account, stream, pairs, size_bytes, with_deliveries=False) is not None:
             return
 
-        def put() -> None:
+        def put(*_: object, **__: object) -> None:
             self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
 
-        self._admitted(put, account, stream, pairs, _bytes_of_pairs)
+        self._admitted(put, account, stream, pairs)
 
-    def put_ordinary_pairs(self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int) -> bool:
-        """Put the pairs of several requests as `put_pairs`. Return False if a request might be refused.
-
-        Then nothing has happened. A tenant with a quota is never admitted here.
-        """
-
-        def put() -> bool:
-            self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
-            return True
-
-        return self._if_ordinary(put, account, stream, len(pairs), size_bytes) is not None
-
-    def put_ordinary_group(
-        self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int
+    def put_ordinary(
+        self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int, *, with_deliveries: bool
     ) -> Deliveries | None:
-        """Put the pairs of several requests as `put_ordinary_pairs`, and return their deliveries."""
+        """Put pairs, of several requests too, as `put_pairs`, if no check could refuse them. A quota could.
 
-        def put() -> Deliveries:
-            group = self._producer.internal.begin_group(stream, pairs, flow=account.flow)
-            group.finish()
-            return group.deliveries
-
-        return self._if_ordinary(put, account, stream, len(pairs), size_bytes)
-
-    def _if_ordinary(
-        self, put: Callable[[], R], account: TenantAccount, stream: str, count: int, size_bytes: int
-    ) -> R | None:
-        """Put and count so many records if no check could refuse them, else return None."""
-        now = self._clock()
+        Return their deliveries, which are empty unless asked for. None: nothing has happened.
+        """
+        now, count = self._clock(), len(pairs)
         is_reserved = account.quota is not None or bool(account.share_schedule)
         if self.state == "closed" or is_reserved or stream in self._open_breakers:
             return None
         if not self._load_shedder.has_enough(count, size_bytes):
             return None
+        deliveries = _NO_DELIVERIES
         try:
-            result = put()
-        except (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord):
+            if with_deliveries:
+                deliveries = self._producer.internal.put_together_nowait(stream, pairs, flow=account.flow)
+            else:
+                self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+        except _NOT_PUT:
             return None
         account.count_accepted(count, now)
         if self._acknowledge is not None:
             self._acknowledge(count)
-        return result
+        return deliveries
 
     def begin_group(
         self,
+        account: TenantAccount,
+        stream: str,
+        records: Sequence[UserRecord] | Pairs,
+        **terms: Any,  # noqa: ANN401 - those of `_admitted`
+    ) -> GroupPut:
+        """Take room for all records, or for none, as `put_records`. The caller puts the group."""
+        return self._admitted(self._producer.internal.begin_group, account, stream, records, **terms)
+
+    def _admitted(
+        self,
+        put: Callable[..., R],
         account: TenantAccount,
         stream: str,
         records: Sequence[UserRecord] | Pairs,
@@ -276,49 +260,25 @@ class Admission:
         keep: bool = True,
         durable: bool = False,
         counts: Counts = None,
-    ) -> GroupPut:
-        """Take room for all records, or for none, with the checks of `put_records`. The caller puts the group.
-
-        The records are pairs of partition key and data only as in `put_pairs`.
-
-        Raises:
-            Refused: the request is rejected.
-        """
-        tenant = account.tenant
-        aggregate = aggregate and tenant.aggregation
-        begin = partial(
-            self._producer.internal.begin_group,
-            stream,
-            records,
-            flow=account.flow,
-            tier=tenant.tier,
-            aggregate=aggregate,
-            keep=keep,
-            durable=durable,
-        )
-        return self._admitted(begin, account, stream, records, _bytes_of, keep=keep, counts=counts)
-
-    def _admitted(
-        self,
-        put: Callable[[], R],
-        account: TenantAccount,
-        stream: str,
-        records: Sequence[T],
-        bytes_of: Callable[[Sequence[T]], int],
-        *,
-        keep: bool = True,
-        counts: Counts = None,
     ) -> R:
         """Make all checks, put the records, and count them."""
-        now = self._clock()
+        now, tenant = self._clock(), account.tenant
         self._require_admission(account, stream, now, keep=keep, records=len(records))
         if account.quota is not None:
-            size_bytes = bytes_of(records) if account.tenant.bytes_per_second is not None else 0
+            size_bytes = _bytes_of(records) if tenant.bytes_per_second is not None else 0
             self._require_quota(account, _user_records(records, counts), size_bytes, now)
         try:
-            result = put()
-        except (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord) as error:
-            count, size_bytes = len(records), bytes_of(records)
+            result = put(
+                stream,
+                records,
+                flow=account.flow,
+                tier=tenant.tier,
+                aggregate=aggregate and tenant.aggregation,
+                keep=keep,
+                durable=durable,
+            )
+        except _NOT_PUT as error:
+            count, size_bytes = len(records), _bytes_of(records)
             if account.quota is not None:
                 account.quota.give_back(_user_records(records, counts), size_bytes)
             raise self._not_put(account, count, size_bytes, error, now) from error
@@ -443,17 +403,11 @@ def _user_records(records: Sequence[object], counts: Counts) -> int:
     return len(records) if counts is None else sum(counts)
 
 
-def _bytes_of_records(records: Sequence[UserRecord]) -> int:
-    return sum([len(record.data) + _key_bytes(record.partition_key) for record in records])
-
-
 def _bytes_of(records: Sequence[Any]) -> int:
     """Return the bytes of keys and data of user records, or of pairs."""
-    return _bytes_of_pairs(records) if records and type(records[0]) is tuple else _bytes_of_records(records)
-
-
-def _bytes_of_pairs(pairs: Sequence[Any]) -> int:
-    return sum([_key_bytes(each[0]) + len(each[1]) for each in pairs])
+    if records and type(records[0]) is tuple:
+        return sum([_key_bytes(each[0]) + len(each[1]) for each in records])
+    return sum([_key_bytes(each.partition_key) + len(each.data) for each in records])
 
 
 def _key_bytes(key: str) -> int:

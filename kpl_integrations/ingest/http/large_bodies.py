@@ -6,7 +6,6 @@ bodies never wait here: they are decoded between the slices.
 """
 
 import contextlib
-import hashlib
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Generator
@@ -19,7 +18,6 @@ from kpl_core.producer.internal import GroupPut
 from kpl_integrations.ingest.admission.clients import ClientRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import DecodeRefusal, declares_more, inflate
-from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.bodies import no_room
 
 # A slice ends with the first step after this time, and a step takes about a millisecond.
@@ -126,13 +124,6 @@ class LargeBodies:
             await anyio.lowlevel.checkpoint()
             rounds, before, now = rounds + 1, now, self._clock()
             is_busy = now - before > _IDLE_SECONDS
-
-    async def add_to_hash(self, hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> None:
-        """Add a body to a hash, in slices if it is large. It needs no turn."""
-        if len(body) <= SMALL_BYTES:
-            hashed.update(body)
-        else:
-            await self.run(hash_in_steps(hashed, body))
 
     async def put(self, group: GroupPut) -> None:
         """Put a group in slices; if this task is cancelled, all that are left at once."""

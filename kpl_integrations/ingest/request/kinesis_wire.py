@@ -23,13 +23,11 @@ from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.admission import Counts
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding.put_records_body import named_stream, put_records_in_steps
-from kpl_integrations.ingest.decoding.record_counts import aggregate_counts, aggregate_counts_in_steps
-from kpl_integrations.ingest.decoding.steps import hash_in_steps
+from kpl_integrations.ingest.decoding.record_counts import aggregate_counts_in_steps, result_of
 from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
 from kpl_integrations.ingest.http.request_head import FieldsByName, Server, authorization_of
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.request.needs import (
-    GroupSlices,
     KinesisCall,
     LargeBody,
     Results,
@@ -39,6 +37,7 @@ from kpl_integrations.ingest.request.needs import (
 )
 from kpl_integrations.ingest.request.request import (
     Request,
+    add_to_hash,
     body,
     cpu_share,
     length,
@@ -147,11 +146,7 @@ def address_bytes(request: "KinesisRequest") -> None:
 def signature(request: "KinesisRequest") -> Steps[None]:
     """Check that the signature, which covers the body, is that of the tenant's key."""
     hashed = sha256()
-    received = request.body or b""
-    if len(received) > SMALL_BYTES:
-        yield Slices(hash_in_steps(hashed, received))
-    else:
-        hashed.update(received)
+    yield from add_to_hash(hashed, request.body or b"")
     key, unknown = request.key, request.gateway.directory.unknown
     if key is not None:
         signed = request.signed._replace(body_hash=hashed.hexdigest())
@@ -324,17 +319,12 @@ class KinesisRequest(Request):
         records = [
             UserRecord(entry.partition_key or "", entry.data or b"", entry.explicit_hash_key) for entry in entries
         ]
-        admission, account = self.gateway.admission, self.account
-        if not in_slices:
-            counts = aggregate_counts(records)
-            deliveries = admission.put_records(
-                account, stream, records, aggregate=counts is None, keep=False, counts=counts
-            )
-            return records, deliveries, counts
-        counts = yield Slices(aggregate_counts_in_steps(records))
-        group = admission.begin_group(account, stream, records, aggregate=counts is None, keep=False, counts=counts)
-        yield GroupSlices(group)
-        return records, group.deliveries, counts
+        counting = aggregate_counts_in_steps(records)
+        counts: Counts = (yield Slices(counting)) if in_slices else result_of(counting)
+        deliveries = yield from self.put(
+            stream, records, in_slices=in_slices, aggregate=counts is None, keep=False, counts=counts
+        )
+        return records, deliveries, counts
 
     def _results(self, records: Sequence[UserRecord], deliveries: Deliveries, counts: Counts) -> Steps[list[PutResult]]:
         """Return the result of each record. A request of which nothing was stored costs no rate."""

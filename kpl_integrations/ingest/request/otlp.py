@@ -9,6 +9,7 @@ header field X-Partition-Key (set by OTEL_EXPORTER_OTLP_HEADERS), else a random 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -18,7 +19,7 @@ from kpl_core import Deliveries, UserRecord
 from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.admission import Counts
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
-from kpl_integrations.ingest.decoding import DecodeRefusal, otlp_in_steps, otlp_records, pieces_of
+from kpl_integrations.ingest.decoding import DecodeRefusal, otlp_in_steps, otlp_records
 from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
@@ -32,7 +33,7 @@ from kpl_integrations.ingest.http.request_head import (
     request_options,
 )
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.request.needs import GroupSlices, LargeBody, Results, Slices, Steps, StreamName
+from kpl_integrations.ingest.request.needs import LargeBody, Results, Slices, Steps, StreamName
 from kpl_integrations.ingest.request.request import (
     Request,
     body,
@@ -160,42 +161,26 @@ class OtlpRequest(Request):
             records = otlp_records(self.signal, self.media_type, small, **options)
         except DecodeRefusal as refusal:
             raise refused_decoding(refusal) from None
-        if not records:
-            return (), Deliveries(0), None
-        count = self._count()
-        counts = None if count is None else result_of(counts_in_steps(count, records))
-        deliveries = self.gateway.admission.put_records(
-            self.account, self.stream, records, keep=self._keeps(), durable=self.ack == "spooled", counts=counts
-        )
-        return records, deliveries, counts
+        return (yield from self._put_decoded(records, in_slices=False))
 
     def _put_large(self, received: bytes, options: dict[str, Any]) -> Steps[_Put]:
-        inflated = [0]
-        try:
-            encoding, most_bytes = self.headers.get(b"content-encoding"), self.gateway.settings.max_inflated_bytes
-            pieces = pieces_of(encoding, received, most_bytes, inflated)
-            records: Sequence[UserRecord] = yield Slices(otlp_in_steps(self.signal, self.media_type, pieces, **options))
-        except DecodeRefusal as refusal:
-            raise refused_decoding(refusal, inflated[0]) from None
-        self.inflated_bytes = inflated[0]
+        decoder = partial(otlp_in_steps, self.signal, self.media_type, **options)
+        records = yield from self.decode_large(received, decoder)
+        return (yield from self._put_decoded(records, in_slices=True))
+
+    def _put_decoded(self, records: Sequence[UserRecord], *, in_slices: bool) -> Steps[_Put]:
         if not records:
             return (), Deliveries(0), None
-        count = self._count()
-        counts: Counts = None if count is None else (yield Slices(counts_in_steps(count, records)))
-        group = self.gateway.admission.begin_group(
-            self.account, self.stream, records, keep=self._keeps(), durable=self.ack == "spooled", counts=counts
+        counts: Counts = None
+        if self.account.tenant.records_per_second is not None:
+            counting = counts_in_steps(otlp_counting(self.signal, is_protobuf=self.media_type == PROTOBUF), records)
+            counts = (yield Slices(counting)) if in_slices else result_of(counting)
+        # A client that learns of a failed delivery sends the records again, so the gateway does not keep them.
+        keep, durable = self.ack != "delivered", self.ack == "spooled"
+        deliveries = yield from self.put(
+            self.stream, records, in_slices=in_slices, keep=keep, durable=durable, counts=counts
         )
-        yield GroupSlices(group)
-        return records, group.deliveries, counts
-
-    def _keeps(self) -> bool:
-        """A client that learns of a failed delivery sends the records again, so the gateway does not keep them."""
-        return self.ack != "delivered"
-
-    def _count(self) -> Any:  # noqa: ANN401 - what counts the user records in a record
-        if self.account.tenant.records_per_second is None:
-            return None
-        return otlp_counting(self.signal, is_protobuf=self.media_type == PROTOBUF)
+        return records, deliveries, counts
 
 
 def _partition_key(headers: FieldsByName) -> str:

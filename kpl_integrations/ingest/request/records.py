@@ -1,6 +1,7 @@
 """POST /v1/streams/{stream}/records: records in JSON, NDJSON, CloudEvents or bytes."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final, cast
 
 import msgspec
@@ -27,17 +28,16 @@ from kpl_integrations.ingest.decoding import (
     decode_in_steps,
     decode_plain,
     decode_singles,
-    pieces_of,
     trace_members,
 )
-from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.answers import problem_of
-from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES, small_body
+from kpl_integrations.ingest.http.large_bodies import small_body
 from kpl_integrations.ingest.http.request_head import FieldsByName, RecordsHead, Server, options_of
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.request.needs import GroupSlices, LargeBody, Results, Slices, Steps, StreamName
+from kpl_integrations.ingest.request.needs import LargeBody, Results, Slices, Steps, StreamName
 from kpl_integrations.ingest.request.request import (
     Request,
+    add_to_hash,
     body,
     cpu_share,
     credentials,
@@ -148,16 +148,13 @@ class RecordsRequest(Request):
         pairs, admission = decode_singles(bodies, self.limits), self.gateway.admission
         if pairs is None:
             return None
-        size_bytes = sum(map(len, bodies))
-        if self.ack == "delivered":
-            deliveries = admission.put_ordinary_group(self.account, self.stream, pairs, size_bytes)
-            if deliveries is None:
-                return None
-            self.account.requests += len(bodies)
-            return [self._answer_to_one(deliveries[at : at + 1], len(each)) for at, each in enumerate(bodies)]
-        if not admission.put_ordinary_pairs(self.account, self.stream, pairs, size_bytes):
+        size_bytes, waits = sum(map(len, bodies)), self.ack == "delivered"
+        deliveries = admission.put_ordinary(self.account, self.stream, pairs, size_bytes, with_deliveries=waits)
+        if deliveries is None:
             return None
         self.account.requests += len(bodies)
+        if waits:
+            return [self._answer_to_one(deliveries[at : at + 1], len(each)) for at, each in enumerate(bodies)]
         self.gateway.tally.answers[_ONE_QUEUED.status] += len(bodies)
         return _ONE_QUEUED
 
@@ -197,10 +194,7 @@ class RecordsRequest(Request):
     def _once(self, key: str, received: bytes) -> Steps[Answer]:
         parts = self.stream.encode(), self.head.query, self.ack.encode(), *_decoding_fields(self.headers)
         hashed = begin_fingerprint(*parts)
-        if len(received) > SMALL_BYTES:
-            yield Slices(hash_in_steps(hashed, received))
-        else:
-            hashed.update(received)
+        yield from add_to_hash(hashed, received)
         keys, fingerprint = self.account.keys, hashed.digest()
         earlier = keys.begin(key, fingerprint, self.now())
         if earlier is not None:
@@ -237,7 +231,7 @@ class RecordsRequest(Request):
                     decoded = decode(
                         content_type, small, limits=self.limits, headers=texts, is_plain=plain_type is None
                     )
-                deliveries = self._put_small(decoded)
+                decoded, deliveries = yield from self._put_decoded(decoded, in_slices=False)
         except DecodeRefusal as refusal:
             raise refused_decoding(refusal) from None
         if is_queued:
@@ -251,37 +245,24 @@ class RecordsRequest(Request):
             return answer
         return answer._replace(fields=(*JSON, *rate_limit_headers(quota.states(1, 0, self.now()))))
 
-    def _put_small(self, decoded: Decoded) -> Deliveries:
-        self._require_records(decoded)
-        admission, account, durable = self.gateway.admission, self.account, self.ack == "spooled"
-        if decoded.pairs is not None and account.puts_pairs:
-            group = admission.begin_group(account, self.stream, decoded.pairs, durable=durable)
-            group.finish()
-            return group.deliveries
-        records, counts = decoded.with_records().records, decoded.counts
-        return admission.put_records(
-            account, self.stream, records, aggregate=counts is None, durable=durable, counts=counts
-        )
-
     def _put_large(self, received: bytes) -> Steps[tuple[Decoded, Deliveries]]:
-        """Put the records of a large body in slices: all or none of them."""
-        encoding, inflated = self.headers.get(b"content-encoding"), [0]
+        """Put the records of a large body in slices."""
         content_type, texts = self.head.content_type, self.head.texts
-        try:
-            pieces = pieces_of(encoding, received, self.gateway.settings.max_inflated_bytes, inflated)
-            decoded: Decoded = yield Slices(decode_in_steps(content_type, pieces, limits=self.limits, headers=texts))
-        except DecodeRefusal as refusal:
-            raise refused_decoding(refusal, inflated[0]) from None
-        self.inflated_bytes = inflated[0]
+        decoder = partial(decode_in_steps, content_type, limits=self.limits, headers=texts)
+        decoded = yield from self.decode_large(received, decoder)
+        return (yield from self._put_decoded(decoded, in_slices=True))
+
+    def _put_decoded(self, decoded: Decoded, *, in_slices: bool) -> Steps[tuple[Decoded, Deliveries]]:
+        """Put the records: all or none of them. Return them as they were put."""
         self._require_records(decoded)
         if not self.account.puts_pairs:
             decoded = decoded.with_records()
         records, counts, durable = decoded.pairs or decoded.records, decoded.counts, self.ack == "spooled"
-        group = self.gateway.admission.begin_group(
-            self.account, self.stream, records, aggregate=counts is None, durable=durable, counts=counts
+        aggregate = counts is None
+        deliveries = yield from self.put(
+            self.stream, records, in_slices=in_slices, aggregate=aggregate, durable=durable, counts=counts
         )
-        yield GroupSlices(group)
-        return decoded, group.deliveries
+        return decoded, deliveries
 
     def _wait(self, decoded: Decoded, deliveries: Deliveries) -> Steps[Answer]:
         """Wait until the records are stored or delivered."""

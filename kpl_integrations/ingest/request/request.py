@@ -8,15 +8,18 @@ The order of its checks is a table, `who` and then `may_it`, in the class of eac
 put nothing has happened. After that, nothing that the client does can undo it.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Final
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, ClassVar, Final, TypeVar
 
 from kpl_core import Deliveries, NotSpooled
 from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.clients import AddressBudget, ClientRoom
-from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.decoding import DecodeRefusal, pieces_of
 from kpl_integrations.ingest.decoding.json_text import printable
+from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.access_log import LogAnswer
 from kpl_integrations.ingest.http.bodies import require_length, require_size
 from kpl_integrations.ingest.http.correlation import (
@@ -26,13 +29,15 @@ from kpl_integrations.ingest.http.correlation import (
     request_id_of,
     trace_context,
 )
+from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
 from kpl_integrations.ingest.http.request_head import FieldsByName, Server
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.request.needs import Body, Steps, Stored
+from kpl_integrations.ingest.request.needs import Body, GroupSlices, Slices, Steps, Stored
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 
 # A check of a request. It returns None, or a generator with what it needs before it decides.
 Step = Callable[[Any], Steps[None] | None]
+T = TypeVar("T")
 REJECTED: Final = (Refused, RequestRefused)
 """What the steps of a request raise to end it."""
 
@@ -214,6 +219,33 @@ class Request:
         """Get the body."""
         self.body = yield Body(self.most_bytes(), self.gateway.settings.body_seconds, self.room())
         self.received_bytes = len(self.body)
+
+    def decode_large(self, received: bytes, decoder: Callable[[Iterator[bytes]], Generator[None, None, T]]) -> Steps[T]:
+        """Return what this function makes, in slices, of the decompressed pieces of a large body."""
+        encoding, inflated = self.headers.get(b"content-encoding"), [0]
+        pieces = pieces_of(encoding, received, self.gateway.settings.max_inflated_bytes, inflated)
+        try:
+            decoded: T = yield Slices(decoder(pieces))
+        except DecodeRefusal as refusal:
+            raise refused_decoding(refusal, inflated[0]) from None
+        self.inflated_bytes = inflated[0]
+        return decoded
+
+    def put(self, stream: str, records: Sequence[Any], *, in_slices: bool, **terms: Any) -> Steps[Deliveries]:  # noqa: ANN401
+        """Put all records or none; see `Admission.put_records`."""
+        if not in_slices:
+            return self.gateway.admission.put_records(self.account, stream, records, **terms)
+        group = self.gateway.admission.begin_group(self.account, stream, records, **terms)
+        yield GroupSlices(group)
+        return group.deliveries
+
+
+def add_to_hash(hashed: "hashlib.blake2b | hashlib._Hash", received: bytes) -> Steps[None]:
+    """Add a body to a hash, in slices if it is large."""
+    if len(received) > SMALL_BYTES:
+        yield Slices(hash_in_steps(hashed, received))
+    else:
+        hashed.update(received)
 
 
 def require_spool(gateway: OpenGateway) -> None:
