@@ -25,7 +25,7 @@ from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import AnswerStarts
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
-from kpl_integrations.ingest.http.request_cycle import note
+from kpl_integrations.ingest.http.request_cycle import Http1Cycle, note
 from kpl_integrations.ingest.http.request_head import RecordsHead, Server
 from kpl_integrations.ingest.http2.connection import become_http_2
 from kpl_integrations.ingest.request.needs import Need, Results, Steps
@@ -276,7 +276,7 @@ class GatewayConnection(HttpConnection):
 
     def _hand_over(self, steps: Steps[Answer], need: Need, *, keep_alive: bool) -> None:
         """Let a task go on with a request."""
-        cycle = self.new_cycle(is_head=False, keep_alive=keep_alive, expects_continue=False)
+        cycle = Http1Cycle(self, is_head=False, keep_alive=keep_alive, expects_continue=False)
         cycle.end_body()
         if self.transport.is_closing():
             cycle.client_gone()

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import httptools
@@ -327,7 +328,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             ValueError: its target is not a URL.
         """
         scope = self._scope()
-        cycle = self.new_cycle(
+        cycle = Http1Cycle(
+            self,
             is_head=scope["method"] == "HEAD",
             keep_alive=scope["http_version"] != "1.0" and self.parser.should_keep_alive(),
             expects_continue=self.expects_continue,
@@ -340,26 +342,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._run(cycle, application, scope)
         self.cycle = cycle
 
-    def new_cycle(self, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> Http1Cycle:
-        """Return a request of this connection, for the application."""
-        return Http1Cycle(
-            self.transport,
-            self.flow,
-            start_of=self.start_of,
-            answered=self._answered,
-            is_head=is_head,
-            keep_alive=keep_alive,
-            expects_continue=expects_continue,
-        )
-
     def add_body(self, piece: bytes) -> None:
         """Add a piece to the body of the request that is being received. Read no more if many bytes wait."""
         self.cycle.add_body(piece, len(piece))
         if self.cycle.waiting_bytes > _MOST_WAITING_BYTES:
             self.flow.pause_reading()
 
+    @cached_property
     def scope_of_all(self) -> Scope:
-        """Return what the scopes of all requests of this connection have."""
+        """What the scopes of all requests of this connection have, besides a copy of the server's state."""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -367,12 +358,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             "client": self.client,
             "scheme": "https" if self.transport.get_extra_info("sslcontext") else "http",
             "root_path": self.server.root_path,
-            "state": self.server.app_state.copy(),
         }
 
     def _scope(self) -> Scope:
         return {
-            **self.scope_of_all(),
+            **self.scope_of_all,
+            "state": self.server.app_state.copy(),
             **target_of(self.url, self.server.root_path),
             "http_version": self.parser.get_http_version(),
             "method": self.parser.get_method().decode("ascii"),
@@ -383,7 +374,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._running = cycle
         _ = self.server.start(cycle.run(application, scope))
 
-    def _answered(self) -> None:
+    def answered(self) -> None:
+        """Note an answer of the application, and start the next request."""
         self._running = None
         self.server.shared.total_requests += 1
         self.begin_next()

@@ -207,53 +207,53 @@ class RequestCycle:
             return
         if is_end:
             self.response_complete = True
-            self._take_body()
+            if self.waiting_bytes:
+                self._take_body()
             self._changed.set()
         head, self._head = self._head, None
         self.write(head, body, is_end=is_end)
 
 
-class Http1Cycle(RequestCycle):
-    """A request over HTTP/1.1. `start_of` returns the first bytes of an answer by status.
+class Http1Port(Protocol):
+    """What a request over HTTP/1.1 uses of its connection."""
 
-    `answered` is called when the answer is complete. `keep_alive`: the connection stays open then.
-    """
+    transport: asyncio.Transport
+    flow: ConnectionFlow
+
+    def start_of(self, status: int) -> bytes:
+        """Return the first bytes of an answer."""
+
+    def answered(self) -> None:
+        """Note that an answer is complete."""
+
+
+class Http1Cycle(RequestCycle):
+    """A request over HTTP/1.1. `keep_alive`: the connection stays open after the answer."""
 
     ends_with_length = False
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        flow: ConnectionFlow,
-        *,
-        start_of: Callable[[int], bytes],
-        answered: Callable[[], None],
-        is_head: bool,
-        keep_alive: bool,
-        expects_continue: bool,
-    ) -> None:
+    def __init__(self, port: Http1Port, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> None:
         super().__init__(is_head=is_head, expects_continue=expects_continue)
-        self._transport = transport
-        self._flow = flow
-        self._start_of = start_of
-        self._answered = answered
+        self._port = port
         self.keep_alive = keep_alive
         # Whether the end of the answer's body is marked by a chunk.
         self._is_chunked = False
 
     def ask_for_body(self) -> None:
         """Send 100 (Continue)."""
-        if not self._transport.is_closing():
-            self._transport.write(CONTINUE)
+        if not self._port.transport.is_closing():
+            self._port.transport.write(CONTINUE)
 
     def let_send(self, size_bytes: int) -> None:  # noqa: ARG002 - TCP counts them
         """Read the connection again."""
-        if not self._transport.is_closing():
-            self._flow.resume_reading()
+        port = self._port
+        if port.flow.read_paused and not port.transport.is_closing():
+            port.flow.resume_reading()
 
     def room(self) -> Awaitable[None] | None:
         """Wait for a client that does not read."""
-        return self._flow.writable() if self._flow.write_paused else None
+        flow = self._port.flow
+        return flow.writable() if flow.write_paused else None
 
     def write(self, head: ResponseHead | None, body: bytes, *, is_end: bool) -> None:
         """Write this at once, with the last chunk at the end."""
@@ -261,28 +261,30 @@ class Http1Cycle(RequestCycle):
         if self._is_chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             body = chunk + b"0\r\n\r\n" if is_end else chunk
-        self._transport.write(start + body if start else body)
+        self._port.transport.write(start + body if start else body)
         if is_end:
             if not self.keep_alive:
-                self._flow.close()
-            self._answered()
+                self._port.flow.close()
+            self._port.answered()
 
     def _encoded(self, head: ResponseHead) -> bytes:
         """Return the bytes of a head, with the fields that HTTP/1.1 needs besides those of the application."""
-        fields = head.fields
-        closing = [value for name, value in fields if name == b"connection"]
-        if any(_CLOSE in [token.strip() for token in value.lower().split(b",")] for value in closing):
+        fields, says_close = head.fields, False
+        for name, value in fields:
+            if name == b"connection":
+                says_close = says_close or _CLOSE in [token.strip() for token in value.lower().split(b",")]
+        if says_close:
             self.keep_alive = False
         elif not self.keep_alive:
-            fields = [*fields, (b"connection", _CLOSE)]
+            fields.append((b"connection", _CLOSE))
         self._is_chunked = head.length is None
         if self._is_chunked and _CHUNKED not in fields:
-            fields = [*fields, _CHUNKED]
-        return b"".join([self._start_of(head.status), *[b"%b: %b\r\n" % field for field in fields], b"\r\n"])
+            fields.append(_CHUNKED)
+        return b"".join([self._port.start_of(head.status), *[b"%b: %b\r\n" % field for field in fields], b"\r\n"])
 
     def abort(self) -> None:
         """Close the connection."""
-        self._flow.close()
+        self._port.flow.close()
 
 
 async def service_unavailable(_scope: Scope, _receive: Receive, send: Send) -> None:

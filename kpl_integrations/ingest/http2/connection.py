@@ -88,7 +88,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._buffers = before.buffers
         self._header_seconds = before.header_seconds
         self._client = before.client
-        self._scope_of_all = before.scope_of_all()
+        self._scope_of_all = before.scope_of_all
         now = self.loop.time()
         self._share = ConnectionShare(before.places, before.server.most_connections)
         self._bounds = FrameBounds(before.max_header_bytes, now, self._has_ended)
