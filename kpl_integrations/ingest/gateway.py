@@ -33,7 +33,6 @@ from kpl_integrations.ingest.admission.clients import AddressBudgets, LoginAttem
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
-from kpl_integrations.ingest.fast_path.requests import records_head_of
 from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.http.answers import Headers, Tally, send_answer, send_refusal
 from kpl_integrations.ingest.http.certificate import ServerCertificate
@@ -49,11 +48,14 @@ from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import (
     FORWARDED_FOR,
+    PREFIX,
+    SUFFIX,
     RecordsHead,
     Server,
     correlation_of,
     header_fields,
     records_head,
+    records_head_of,
     server_of,
 )
 from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
@@ -68,7 +70,7 @@ from kpl_integrations.ingest.readiness.watch import PartsWatch
 from kpl_integrations.ingest.request.kinesis_wire import KinesisRequest, signed_request
 from kpl_integrations.ingest.request.needs import Need, Steps
 from kpl_integrations.ingest.request.otlp import OTLP_PATHS, OtlpRequest
-from kpl_integrations.ingest.request.records import PREFIX, SUFFIX, RecordsRequest
+from kpl_integrations.ingest.request.records import RecordsRequest
 from kpl_integrations.ingest.request.request import Request
 from kpl_integrations.ingest.routes.request_driver import RequestDriver
 from kpl_integrations.ingest.routes.resources import Resource, Resources

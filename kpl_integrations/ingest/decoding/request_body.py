@@ -1,4 +1,4 @@
-"""Choose the decoder of a request by its content type."""
+"""Choose the decoder of a request by its content type, after a look at the size of its body."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -20,6 +20,7 @@ from kpl_integrations.ingest.decoding.decoded import (
     checked_record,
     random_partition_key,
 )
+from kpl_integrations.ingest.decoding.inflate import declares_more, inflate
 from kpl_integrations.ingest.decoding.json_records import (
     json_body,
     ndjson_body,
@@ -49,8 +50,34 @@ _KEY_HEADER: Final = "x-partition-key"
 _HASH_KEY_HEADER: Final = "x-explicit-hash-key"
 _UTF_8: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 
+# A body up to this size is decoded at once, unless it has many records.
+SMALL_BYTES: Final = 131_072
+_FEW_RECORDS_BYTES: Final = 32_768
+_MOST_SMALL_RECORDS: Final = 1_000
+
 # The accepted content types, for OpenAPI and for error messages.
 CONTENT_TYPES: Final = (*_BY_MEDIA_TYPE, _OCTET_STREAM)
+
+
+def small_body(content_encoding: bytes | None, body: bytes, max_inflated_bytes: int) -> bytes | None:
+    """Return a body, decompressed, if it can be decoded at once; None if it is large.
+
+    Raises:
+        DecodeRefusal: it cannot be decompressed.
+    """
+    if len(body) > SMALL_BYTES:
+        return None
+    if content_encoding is not None:
+        most, encoding = min(SMALL_BYTES, max_inflated_bytes), content_encoding.decode("latin-1")
+        if most < max_inflated_bytes and declares_more(encoding, body, most):
+            return None
+        try:
+            body = inflate(encoding, body, max_inflated_bytes=most)
+        except DecodeRefusal as refusal:
+            if refusal.code == "too-large" and most < max_inflated_bytes:
+                return None
+            raise
+    return None if len(body) > _FEW_RECORDS_BYTES and body.count(b"{") > _MOST_SMALL_RECORDS else body
 
 
 def decode_plain(

@@ -18,16 +18,46 @@ from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Protocol
 
+from kpl_integrations.asgi.protocol import Send
 from kpl_integrations.ingest.admission.acknowledgement import Answer
-from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, Requests, encoded
+from kpl_integrations.ingest.http.answers import Headers
+from kpl_integrations.ingest.http.raw_answers import FAILED, EncodedAnswer, encoded
 from kpl_integrations.ingest.http.read_turns import ConnectionReader, ReadTurns
-from kpl_integrations.ingest.http.request_head import ACK_HEADER, FORWARDED_FOR, RecordsHead
-from kpl_integrations.ingest.request.needs import Steps
+from kpl_integrations.ingest.http.request_head import ACK_HEADER, FORWARDED_FOR, RecordsHead, Server
+from kpl_integrations.ingest.request.needs import Need, Steps
+from kpl_integrations.ingest.request.records import RecordsRequest
+from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
 _MOST_REQUESTS: Final = 64
 _OPEN: Final = ord("{")
 _CLOSE: Final = ord("}")
+
+
+class Requests(Protocol):
+    """What a connection calls before it calls the application."""
+
+    most_single_bytes: int
+    """The largest body of a request that may wait in a batch; 0: none may."""
+
+    def head_of(self, target: bytes, headers: Headers) -> RecordsHead | None:
+        """Return the parsed head of a POST that a connection may run itself, else None."""
+
+    def tenant_of(self, head: RecordsHead) -> Tenant | None:
+        """Return the tenant of a request with valid credentials, else None."""
+
+    def begin(self, head: RecordsHead, body: bytes, client: str, server: Server | None) -> RecordsRequest | None:
+        """Return a complete request from this address; None: the application has to handle it."""
+
+    def put_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> Answer | list[Steps[Answer]] | None:
+        """Put the records of several requests with one each.
+
+        Return the answer to each, or what each of them does next; None: run each alone.
+        `head` is the head of one of them. The others have the same tenant, stream and options.
+        """
+
+    async def finish(self, steps: Steps[Answer], need: Need, send: Send) -> None:
+        """Run a request that waits for `need` to its end, and send its answer."""
 
 
 class BatchedConnection(Protocol):

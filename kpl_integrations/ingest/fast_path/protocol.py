@@ -1,4 +1,9 @@
-"""A connection with a fast path for requests that need no waiting (see `requests.py`).
+"""A connection with a fast path for requests that need no waiting.
+
+Most requests are complete when their head is, and need no waiting. The work of ASGI for such a request (a task, an
+event, two messages in each direction) costs more than putting its records. So the connection runs it itself
+(`request/request.py`), in the call that receives its last byte. If the request waits for the results of its records,
+a callback goes on with it. If it waits for anything else, a task does.
 
 A POST that arrives in one piece is held until its end and run here. If it is declined or incomplete, the application
 gets it as usual. A task is made only then, or once the request has to wait for something else than its results.
@@ -9,20 +14,22 @@ have one record, those of many connections are put together (see `RequestBatch`)
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
+from kpl_core import Deliveries
+from kpl_core.producer.delivery import wait_with
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import Answer
-from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch
+from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch, Requests
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
-from kpl_integrations.ingest.fast_path.requests import FAILED, EncodedAnswer, PendingRequest, Requests, encoded
 from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.correlation import new_request_id, request_id_of
 from kpl_integrations.ingest.http.places import ConnectionPlaces
-from kpl_integrations.ingest.http.raw_answers import AnswerStarts
+from kpl_integrations.ingest.http.raw_answers import FAILED, AnswerStarts, EncodedAnswer, encoded
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
 from kpl_integrations.ingest.http.request_cycle import Http1Cycle, note
@@ -33,6 +40,50 @@ from kpl_integrations.ingest.request.records import RecordsRequest
 from kpl_integrations.ingest.settings import IngestSettings
 
 _log: Final = logging.getLogger(__name__)
+
+
+class PendingRequest:
+    """A request that waits until all deliveries of its records have results.
+
+    A connection has it in place of an `Http1Cycle`, so that requests behind it wait and a shutdown lets it finish.
+    It is also a waiter of an outcome.
+    """
+
+    __slots__ = ("_deliveries", "_finished", "_open", "_soon", "keep_alive", "response_complete", "steps")
+    # The body is complete.
+    more_body = False
+
+    def __init__(self, steps: Steps[Answer], deliveries: Deliveries) -> None:
+        self.steps = steps
+        self.response_complete = False
+        self.keep_alive = True
+        self._deliveries = deliveries
+        self._open = deliveries.open_outcomes()
+
+    def begin(self, soon: Callable[[Callable[[], None]], object], finished: "Callable[[PendingRequest], None]") -> None:
+        """Call `finished` when all results are known; `soon` calls a function outside of the pipeline's work."""
+        self._soon = soon
+        self._finished = finished
+        self._look()
+
+    def client_gone(self) -> None:
+        """Do nothing: the records are put."""
+
+    def set(self) -> None:
+        """Look again soon, because an outcome is settled or its records moved."""
+        self._soon(self._look)
+
+    def _look(self) -> None:
+        while self._open and self._open[-1].settled and self._open[-1].moved is None:
+            self._open.pop()
+        if self._open and self._open[-1].moved is not None:
+            # Some of its records wait for other outcomes now.
+            self._open = self._deliveries.open_outcomes()
+        if self._open:
+            wait_with(self._open[-1], self)
+            return
+        self.response_complete = True
+        self._finished(self)
 
 
 class GatewayConnection(HttpConnection):

@@ -17,7 +17,6 @@ import anyio.lowlevel
 from kpl_core.producer.internal import GroupPut
 from kpl_integrations.ingest.admission.clients import ClientRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.decoding import DecodeRefusal, declares_more, inflate
 from kpl_integrations.ingest.http.bodies import no_room
 
 # A slice ends with the first step after this time, and a step takes about a millisecond.
@@ -26,33 +25,8 @@ SLICE_SECONDS: Final = 0.003
 _LEAST_ROUNDS: Final = 2
 # A shorter round had nothing to do.
 _IDLE_SECONDS: Final = 0.000_05
-# A body up to this size is decoded at once, unless it has many records.
-SMALL_BYTES: Final = 131_072
-_FEW_RECORDS_BYTES: Final = 32_768
-_MOST_SMALL_RECORDS: Final = 1_000
 
 T = TypeVar("T")
-
-
-def small_body(content_encoding: bytes | None, body: bytes, max_inflated_bytes: int) -> bytes | None:
-    """Return a body, decompressed, if it can be decoded at once; None if it is large.
-
-    Raises:
-        DecodeRefusal: it cannot be decompressed.
-    """
-    if len(body) > SMALL_BYTES:
-        return None
-    if content_encoding is not None:
-        most, encoding = min(SMALL_BYTES, max_inflated_bytes), content_encoding.decode("latin-1")
-        if most < max_inflated_bytes and declares_more(encoding, body, most):
-            return None
-        try:
-            body = inflate(encoding, body, max_inflated_bytes=most)
-        except DecodeRefusal as refusal:
-            if refusal.code == "too-large" and most < max_inflated_bytes:
-                return None
-            raise
-    return None if len(body) > _FEW_RECORDS_BYTES and body.count(b"{") > _MOST_SMALL_RECORDS else body
 
 
 class LargeBodies:

@@ -1,8 +1,16 @@
-"""Answers as bytes: the starts of all of them, and those that no application makes."""
+"""Answers as bytes: the starts of all of them, what follows the start, and those that no application makes."""
 
+from collections.abc import Sequence
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
+from kpl_integrations.asgi.protocol import Header
+from kpl_integrations.ingest.admission.acknowledgement import JSON, Answer
+
+_CLOSE: Final = (b"connection", b"close")
+# Answers up to this size say how many records were accepted, or where one was stored. Many requests share them.
+_SHORT_BYTES: Final = 256
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -31,6 +39,41 @@ class AnswerStarts:
         return start
 
 
+class EncodedAnswer(NamedTuple):
+    """`content` follows the server's own header fields. `closes`: the connection is closed after this answer."""
+
+    status: int
+    content: bytes
+    closes: bool = False
+
+
+def encoded(answer: Answer) -> EncodedAnswer:
+    """Return an answer as the bytes for the socket."""
+    if answer.fields is JSON and len(answer.body) <= _SHORT_BYTES:
+        return _short(answer.status, answer.body)
+    return _encoded(answer.status, answer.headers(), answer.body)
+
+
+@lru_cache(maxsize=256)
+def _short(status: int, body: bytes) -> EncodedAnswer:
+    return _encoded(status, Answer(status, body).headers(), body)
+
+
+def _encoded(status: int, headers: Sequence[Header], body: bytes) -> EncodedAnswer:
+    fields = b"".join([b"%b: %b\r\n" % field for field in headers])
+    return EncodedAnswer(status, b"%b\r\n%b" % (fields, body), _CLOSE in headers)
+
+
+# The answer of an application that failed.
+FAILED_TEXT: Final = b"Internal Server Error"
+FAILED_FIELDS: Final = (
+    (b"content-type", b"text/plain; charset=utf-8"),
+    (b"content-length", b"%d" % len(FAILED_TEXT)),
+    _CLOSE,
+)
+FAILED: Final = _encoded(500, FAILED_FIELDS, FAILED_TEXT)
+
+
 def _refusal(status: int, reason: str) -> bytes:
     fields = f"content-type: text/plain\r\ncontent-length: {len(reason)}\r\nconnection: close"
     return _status_line(status) + f"{fields}\r\n\r\n{reason}".encode()
@@ -49,14 +92,6 @@ REFUSALS: Final = {
     }.items()
 }
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-# The answer of an application that failed.
-FAILED_TEXT: Final = b"Internal Server Error"
-FAILED_FIELDS: Final = (
-    (b"content-type", b"text/plain; charset=utf-8"),
-    (b"content-length", b"%d" % len(FAILED_TEXT)),
-    (b"connection", b"close"),
-)
 
 # The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, section 3.4).
 HTTP_2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"

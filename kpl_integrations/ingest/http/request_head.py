@@ -13,6 +13,14 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.http.correlation import CORRELATING, Correlation
 from kpl_integrations.ingest.tenants import ACKS, Ack, Tenant
 
+# The path of a stream's records.
+PREFIX: Final = "/v1/streams/"
+SUFFIX: Final = "/records"
+_PREFIX: Final = PREFIX.encode()
+_SUFFIX: Final = SUFFIX.encode()
+_LONGEST_TARGET: Final = 512
+# A target with one of these needs a parser.
+_NOT_PLAIN: Final = (b"%", b"#")
 ACK_HEADER: Final = b"x-ack"
 FORWARDED_FOR: Final = b"x-forwarded-for"
 # The ASGI extension of the gateway's own server; its one member is a `Server`.
@@ -204,6 +212,26 @@ def records_head(stream: str, query: bytes, headers: FieldsByName) -> RecordsHea
         headers=headers,
         correlation=correlation_of(headers),
     )
+
+
+def records_head_of(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> RecordsHead | None:
+    """Return the parsed head of a request for records in its plain form, else None: the application handles it."""
+    place = _place(target) if len(target) <= _LONGEST_TARGET else None
+    if place is None:
+        return None
+    fields = dict(headers)
+    return records_head(*place, fields) if len(fields) == len(headers) else None
+
+
+@lru_cache(maxsize=1_024)
+def _place(target: bytes) -> tuple[str, bytes] | None:
+    """Return the stream and the query of a target in its plain form, without percent-encoding."""
+    path, _, query = target.partition(b"?")
+    if not (path.startswith(_PREFIX) and path.endswith(_SUFFIX) and path.isascii()):
+        return None
+    if len(path) <= len(_PREFIX) + len(_SUFFIX) or any(part in target for part in _NOT_PLAIN):
+        return None
+    return path[len(_PREFIX) : -len(_SUFFIX)].decode(), query
 
 
 def options_of(head: RecordsHead) -> RequestOptions:

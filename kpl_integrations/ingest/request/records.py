@@ -28,11 +28,11 @@ from kpl_integrations.ingest.decoding import (
     decode_in_steps,
     decode_plain,
     decode_singles,
+    small_body,
     trace_members,
 )
 from kpl_integrations.ingest.http.answers import problem_of
-from kpl_integrations.ingest.http.large_bodies import small_body
-from kpl_integrations.ingest.http.request_head import FieldsByName, RecordsHead, Server, options_of
+from kpl_integrations.ingest.http.request_head import PREFIX, SUFFIX, FieldsByName, RecordsHead, Server, options_of
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.request.needs import LargeBody, Results, Slices, Steps, StreamName
 from kpl_integrations.ingest.request.request import (
@@ -50,8 +50,6 @@ from kpl_integrations.ingest.request.request import (
 )
 from kpl_integrations.ingest.tenants import Ack
 
-PREFIX: Final = "/v1/streams/"
-SUFFIX: Final = "/records"
 # The first problems are enough to find the mistake. The answer must not be larger than the request.
 _MOST_PROBLEMS: Final = 100
 # The results of more records are encoded in slices.

@@ -17,7 +17,7 @@ from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.clients import AddressBudget, ClientRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
-from kpl_integrations.ingest.decoding import DecodeRefusal, pieces_of
+from kpl_integrations.ingest.decoding import SMALL_BYTES, DecodeRefusal, pieces_of
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.access_log import LogAnswer
@@ -29,7 +29,6 @@ from kpl_integrations.ingest.http.correlation import (
     request_id_of,
     trace_context,
 )
-from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
 from kpl_integrations.ingest.http.request_head import FieldsByName, Server
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.request.needs import Body, GroupSlices, Slices, Steps, Stored

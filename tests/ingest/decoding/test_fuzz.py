@@ -19,10 +19,10 @@ from kpl_integrations.ingest.decoding import (
     DecodeRefusal,
     decode,
     decode_plain,
-    inflate,
     otlp_records,
 )
 from kpl_integrations.ingest.decoding.decoded import NeighbourKeys
+from kpl_integrations.ingest.decoding.inflate import inflate
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF, RESOURCES
 
 LIMITS = DecodeLimits(max_records=50, max_record_bytes=2048, max_depth=16)

@@ -9,7 +9,8 @@ import pytest
 import zstandard
 from hypothesis import given, strategies as st
 
-from kpl_integrations.ingest.decoding import DecodeRefusal, inflate
+from kpl_integrations.ingest.decoding import DecodeRefusal
+from kpl_integrations.ingest.decoding.inflate import inflate
 
 MIB = 1024 * 1024
 

@@ -14,8 +14,9 @@ import zstandard
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.admission.clients import ClientRoom, SharedRoom
 from kpl_integrations.ingest.admission.refusals import Refused
+from kpl_integrations.ingest.decoding import request_body, small_body
 from kpl_integrations.ingest.http import large_bodies
-from kpl_integrations.ingest.http.large_bodies import SLICE_SECONDS, LargeBodies, small_body
+from kpl_integrations.ingest.http.large_bodies import SLICE_SECONDS, LargeBodies
 from kpl_integrations.ingest.request import records
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.support.gateway_scene import JSON, NDJSON, STREAM, Client, kinesis, open_gateway
@@ -255,7 +256,7 @@ def test_only_bodies_that_are_decoded_in_no_time_are_small(encoding, body, is_sm
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"zstd"])
 def test_a_body_that_says_that_it_is_large_is_not_decompressed_to_find_out(encoding, monkeypatch):
-    monkeypatch.setattr(large_bodies, "inflate", None)
+    monkeypatch.setattr(request_body, "inflate", None)
     compress: Any = {b"gzip": gzip.compress, b"zstd": zstandard.compress}[encoding]
     body = compress(b"x" * 131_073)
     assert small_body(encoding, body, 1 << 24) is None
