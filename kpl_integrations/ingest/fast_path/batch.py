@@ -15,7 +15,6 @@ when it has been put, so the turns learn of it 64 requests late at most, which i
 
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from typing import Any, Final, Protocol
 
 from kpl_integrations.asgi.protocol import Send
@@ -105,11 +104,17 @@ class RequestBatch:
         """Answer all waiting requests."""
         waiting, self._waiting = self._waiting, []
         for group in _groups(waiting):
-            # All of them are of one tenant.
-            with self._turns.charged(group[0][0].reader) if self._turns.is_active else nullcontext():
-                answers = self._answers_to(group) if len(group) > 1 else (None,)
-                for request, answer in zip(group, answers, strict=True):
-                    request[0].answer_batched(request, answer)
+            if self._turns.is_active:
+                # All of them are of one tenant.
+                with self._turns.charged(group[0][0].reader):
+                    self._answer(group)
+            else:
+                self._answer(group)
+
+    def _answer(self, group: Sequence[BatchedRequest]) -> None:
+        answers = self._answers_to(group) if len(group) > 1 else (None,)
+        for request, answer in zip(group, answers, strict=True):
+            request[0].answer_batched(request, answer)
 
     def _answers_to(self, group: Sequence[BatchedRequest]) -> Sequence[EncodedAnswer | Steps[Answer] | None]:
         _, head, _, _ = group[0]

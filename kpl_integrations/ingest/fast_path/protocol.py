@@ -162,7 +162,7 @@ class GatewayConnection(HttpConnection):
             return False
         if cached.head.authorization != self.reader.authorization and self._note(cached.head):
             cached.keep_credentials()
-        if self._may_batch and self.reader.may_wait and self.batch.takes(body):
+        if self._may_batch and (not self.turns.is_attentive or self.reader.may_wait) and self.batch.takes(body):
             self._is_batched = True
             self.batch.add((self, cached.head, body, data))
             return True
