@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import anyio
 import msgspec
 
-from kpl_integrations.asgi.protocol import Header, Scope, Send
+from kpl_integrations.asgi.protocol import ASGIApp, Header, Receive, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import Answer, RecordAnswer, RejectedRecord
 from kpl_integrations.ingest.admission.refusals import (
     QUEUE_SHARE,
@@ -103,6 +103,16 @@ async def send_answer(send: Send, status: int, headers: Headers, body: bytes) ->
     with anyio.move_on_after(_SEND_SECONDS):
         await send(start)
         await send({"type": "http.response.body", "body": body})
+
+
+def plain_answer(status: int, text: bytes, *fields: Header) -> ASGIApp:
+    """Return an application that answers this text to each request."""
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(text)), *fields]
+
+    async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_answer(send, status, headers, text)
+
+    return answer
 
 
 async def send_refusal(scope: Scope, send: Send, refused: Refused, tally: Tally) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kpl_core import ConfigError
+from kpl_integrations.ingest.tenants.tenants_file import Signature, signature_of
 
 _log: Final = logging.getLogger("kpl_integrations.ingest.certificate")
 
@@ -32,9 +33,6 @@ _GENERALIZED_TIME: Final = 0x18
 _LONG_LENGTH: Final = 0x80
 # The members of a TBSCertificate before its validity, without the optional version: serial, signature, issuer.
 _BEFORE_VALIDITY: Final = 3
-
-# Modification time, size and inode of each file; zeros for a missing one.
-_Signature = tuple[tuple[int, int, int], ...]
 
 
 class Validity(NamedTuple):
@@ -123,7 +121,7 @@ class ServerCertificate:
     def __init__(self, certificate: Path, key: Path, protocols: Sequence[str] = ("http/1.1",)) -> None:
         self._protocols = list(protocols)
         self._files = (certificate, key)
-        self._seen = self._signature()
+        self._seen: Signature = signature_of(self._files)
         self._context, self.validity = self._load()
         self.problem: str | None = None
 
@@ -133,7 +131,7 @@ class ServerCertificate:
 
     def reload_if_changed(self, *, always: bool = False) -> bool:
         """Read the files again if they changed or could not be used last time, or always; return True if it did."""
-        seen = self._signature()
+        seen = signature_of(self._files)
         if seen == self._seen and self.problem is None and not always:
             return False
         # The next call sees changes from here on.
@@ -146,7 +144,7 @@ class ServerCertificate:
                 _log.warning("%s; the earlier certificate stays in use", problem)
             self.problem = problem
             return False
-        if self._signature() != seen:
+        if signature_of(self._files) != seen:
             # They change at this moment: the certificate may be of another pair than the validity. Soon once more.
             self._seen = ()
             return False
@@ -188,16 +186,5 @@ class ServerCertificate:
             )
             raise ConfigError(message) from error
 
-    def _signature(self) -> _Signature:
-        return tuple(map(_identity, self._files))
-
     def __repr__(self) -> str:
         return f"<ServerCertificate {self._files[0]}, valid until {instant_text(self.validity.not_after)}>"
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (status.st_mtime_ns, status.st_size, status.st_ino)

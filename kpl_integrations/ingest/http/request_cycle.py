@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
-from kpl_integrations.asgi.protocol import Message, Receive, Scope, Send
-from kpl_integrations.ingest.http.answers import Headers, send_answer
+from kpl_integrations.asgi.protocol import Message, Scope
+from kpl_integrations.ingest.http.answers import Headers, plain_answer
 from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER, request_id_of_scope
@@ -287,11 +287,8 @@ class Http1Cycle(RequestCycle):
         self._port.flow.close()
 
 
-async def service_unavailable(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answer 503: there are as many connections or requests as there may be."""
-    body = b"Service Unavailable"
-    fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
-    await send_answer(send, 503, [*fields, (b"connection", b"close")], body)
+# There are as many connections or requests as there may be.
+_FULL: Final = plain_answer(503, b"Service Unavailable", (b"connection", b"close"))
 
 
 class ServingConnection(Protocol):
@@ -317,7 +314,7 @@ def note(connection: ServingConnection, tenant: Tenant | None) -> bool:
 def application_for(connection: ServingConnection, cycle: RequestCycle, scope: Scope) -> Any:  # noqa: ANN401 - ASGI's
     """Return what answers this request, and add to its scope what the server does for it."""
     server, reader = connection.server, connection.reader
-    application = service_unavailable if server.is_full(connection.places.http_2_requests) else server.application
+    application = _FULL if server.is_full(connection.places.http_2_requests) else server.application
     claim: Callable[[Tenant | None], bool] = partial(note, connection)
     if connection.turns.is_active:
         application = timed = ChargedRequest(reader, application, claim)

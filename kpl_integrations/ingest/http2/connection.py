@@ -50,7 +50,7 @@ from kpl_integrations.ingest.http2.frames import (
 )
 from kpl_integrations.ingest.http2.sending import SEND_SECONDS, AnswerSender
 from kpl_integrations.ingest.http2.share import MOST_STREAMS, ConnectionShare
-from kpl_integrations.ingest.http2.stream import Http2Stream, bad_target, has_missing_body, scope_of
+from kpl_integrations.ingest.http2.stream import BAD_TARGET, Http2Stream, has_missing_body, scope_of
 
 _log: Final = logging.getLogger(__name__)
 # In one piece. A request has two or three, each of which takes up to 0.1 ms.
@@ -279,7 +279,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         try:
             scope |= scope_of(headers, self.server.root_path)
         except ValueError:
-            application = bad_target
+            application = BAD_TARGET
         task = self._tasks[stream_id] = self.server.start(stream.run(application, scope))
         self.places.http_2_requests += 1
         task.add_done_callback(partial(self._task_ended, stream_id))

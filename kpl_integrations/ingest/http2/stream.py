@@ -3,8 +3,8 @@
 from collections.abc import Awaitable
 from typing import Final, Protocol
 
-from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.http.answers import Headers, send_answer
+from kpl_integrations.asgi.protocol import Scope
+from kpl_integrations.ingest.http.answers import Headers, plain_answer
 from kpl_integrations.ingest.http.request_cycle import RequestCycle, ResponseHead
 from kpl_integrations.ingest.http.request_head import target_of
 
@@ -12,6 +12,8 @@ from kpl_integrations.ingest.http.request_head import target_of
 _OF_CONNECTIONS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
+
+BAD_TARGET: Final = plain_answer(400, b"the target of the request is not a path")
 
 
 def scope_of(headers: Headers, root_path: str) -> Scope:
@@ -46,13 +48,6 @@ def _as_in_http_1(headers: Headers, fields: dict[bytes, bytes]) -> Headers:
     if b"cookie" in fields:
         found.append((b"cookie", b"; ".join([value for name, value in headers if name == b"cookie"])))
     return found
-
-
-async def bad_target(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answer 400: the target of the request is not a path."""
-    body = b"the target of the request is not a path"
-    fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
-    await send_answer(send, 400, fields, body)
 
 
 class StreamPort(Protocol):

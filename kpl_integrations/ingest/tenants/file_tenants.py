@@ -15,12 +15,10 @@ from kpl_integrations.ingest.tenants.tenants_file import (
     parse_tenants,
     read_checked,
     require_not_writable_by_others,
+    signature_of,
 )
 
 _logger: Final = logging.getLogger("kpl_integrations.ingest.tenants")
-
-# Path, modification time, size and inode of each file; zeros for a missing file.
-_Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class FileTenants:
@@ -49,9 +47,9 @@ class FileTenants:
         self._environment = environment
         self._default_ack = default_ack
         self._has_spool = has_spool
-        self._seen = _signature([path])
+        self._seen = signature_of([path])
         self._table = self._read()
-        self._seen = _signature(self._files())
+        self._seen = signature_of(self._files())
         self.problem: str | None = None
 
     @property
@@ -84,7 +82,7 @@ class FileTenants:
         Blocks while it reads, about 0.5 s for 10,000 tenants. It may run in another thread: requests see either
         all old or all new tenants.
         """
-        seen = _signature(self._files())
+        seen = signature_of(self._files())
         # What made the file invalid may be elsewhere: in its mode, or in a secret file that no tenant had before.
         if seen == self._seen and self.problem is None:
             return False
@@ -98,7 +96,7 @@ class FileTenants:
             self.problem = str(error)
             return False
         self._table = table
-        self._seen = seen if set(self._files()) == {Path(path) for path, *_ in seen} else _signature(self._files())
+        self._seen = seen if set(self._files()) == {Path(path) for path, *_ in seen} else signature_of(self._files())
         self.problem = None
         _logger.info("read %d tenants from %s", len(table.tenants), self._path)
         return True
@@ -131,15 +129,3 @@ def _reject_spooled(table: TenantTable) -> None:
                 f"or choose queued or delivered"
             )
             raise ConfigError(message)
-
-
-def _signature(paths: Iterable[Path]) -> _Signature:
-    return tuple((str(path), *_identity(path)) for path in paths)
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
