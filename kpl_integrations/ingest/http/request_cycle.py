@@ -1,4 +1,4 @@
-"""One request of the ASGI application, over any version of HTTP: its body as it arrives, and the answer that is sent.
+"""One request of the ASGI application, over either version of HTTP: its body as it arrives, and its answer.
 
 `RequestCycle` keeps the order of ASGI's messages, the length of the answer, and the body until the application takes
 it. A subclass for a version of HTTP writes: `Http1Cycle` bytes, `http2/stream.py:Http2Stream` frames.
@@ -7,11 +7,11 @@ it. A subclass for a version of HTTP writes: `Http1Cycle` bytes, `http2/stream.p
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
-from kpl_integrations.asgi.protocol import Message, Scope
+from kpl_integrations.asgi.protocol import Header, Message, Scope
 from kpl_integrations.ingest.http.answers import Headers, plain_answer
 from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
@@ -33,7 +33,7 @@ _WITHOUT_BODY: Final = (204, 304)
 
 
 class ResponseHead(NamedTuple):
-    """The status and the fields of an answer, with names in lower case. `length` None: its end will show it."""
+    """The status and the fields of an answer, with names in lower case. `length` None: it is not known."""
 
     status: int
     fields: Headers
@@ -74,7 +74,7 @@ class RequestCycle:
         """Let the client send again: the application has taken so many bytes of the body, or waits for others."""
         raise NotImplementedError
 
-    def room(self) -> Awaitable[None] | None:
+    def writable(self) -> Awaitable[None] | None:
         """Return what to wait for before more of the answer is written; None: the client takes what was."""
         raise NotImplementedError
 
@@ -164,9 +164,9 @@ class RequestCycle:
             RuntimeError: it is not the time for this message, a header field is invalid, or the answer has another
                 length than its Content-Length.
         """
-        room = None if self.disconnected else self.room()
-        if room is not None:
-            await room
+        writable = None if self.disconnected else self.writable()
+        if writable is not None:
+            await writable
         if self.disconnected:
             return
         expected = "http.response.body" if self._has_started else "http.response.start"
@@ -178,7 +178,7 @@ class RequestCycle:
         else:
             self._start(message["status"], message.get("headers", ()))
 
-    def _start(self, status: int, headers: Headers) -> None:
+    def _start(self, status: int, headers: Iterable[Header]) -> None:
         fields, length = [], None
         for name, value in headers:
             lowered = name.lower()
@@ -250,7 +250,7 @@ class Http1Cycle(RequestCycle):
         if port.flow.read_paused and not port.transport.is_closing():
             port.flow.resume_reading()
 
-    def room(self) -> Awaitable[None] | None:
+    def writable(self) -> Awaitable[None] | None:
         """Wait for a client that does not read."""
         flow = self._port.flow
         return flow.writable() if flow.write_paused else None
@@ -292,7 +292,7 @@ _FULL: Final = plain_answer(503, b"Service Unavailable", (b"connection", b"close
 
 
 class ServingConnection(Protocol):
-    """What a request needs of its connection, whatever the version of HTTP."""
+    """What a request needs of its connection, over either version of HTTP."""
 
     server: ServerPort
     reader: ConnectionReader

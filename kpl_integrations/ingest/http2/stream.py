@@ -91,7 +91,7 @@ class Http2Stream(RequestCycle):
         if size_bytes:
             self._port.received(self._id, size_bytes)
 
-    def room(self) -> Awaitable[None] | None:
+    def writable(self) -> Awaitable[None] | None:
         """Wait until the client has taken the part before."""
         return self._port.unsent(self._id)
 

@@ -112,6 +112,11 @@ async def test_a_failed_application_is_answered_500_and_logged(name, caplog):
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
 
 
+async def test_the_answer_to_head_of_a_failed_application_has_no_body():
+    wire = await asked(fails, GET.replace(b"GET", b"HEAD"))
+    assert b"".join(wire.writes).endswith(b"content-length: 21\r\nconnection: close\r\n\r\n")
+
+
 async def test_each_request_learns_that_its_client_is_gone():
     """Of an event stream with a request behind it, only that request was told."""
     heard: list[str] = []

@@ -311,6 +311,26 @@ async def test_an_application_that_fails_answers_500_or_aborts_its_answer():
 
 
 @in_virtual_time
+async def test_an_application_says_the_end_of_its_answer_once():
+    """The connection ends an answer with its last byte, and the application may say so afterwards."""
+    refused: list[str] = []
+
+    async def application(scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ab", "more_body": True})
+        try:
+            for more_body in (True, False, False)[: int(scope["query_string"])]:
+                await send({"type": "http.response.body", "body": b"", "more_body": more_body})
+        except RuntimeError:
+            refused.append(scope["query_string"])
+
+    async with talking(application) as (_, talk):
+        for parts in range(4):
+            assert (await talk.ask("GET", f"/?{parts}"))[2] == b"ab"
+    assert refused == [b"3"]
+
+
+@in_virtual_time
 async def test_a_client_that_asks_for_a_huge_table_of_fields_does_not_get_one():
     async with talking() as (_, talk):
         talk.client.h2.update_settings({SettingCodes.HEADER_TABLE_SIZE: 2**31})
