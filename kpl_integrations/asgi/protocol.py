@@ -67,6 +67,17 @@ def retry_after_header(seconds: float) -> Header:
     return b"retry-after", b"%d" % whole_seconds(seconds)
 
 
+def adding(headers: Iterable[Header], send: Send) -> Send:
+    """Return a `send` that adds these header fields to the answer."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        await send(message)
+
+    return sent
+
+
 async def send_json(
     send: Send, status: int, body: bytes, *, content_type: bytes = _JSON, headers: Iterable[Header] = ()
 ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
-from kpl_integrations.asgi.protocol import Message, Scope, Send
+from kpl_integrations.asgi.protocol import Scope, Send, adding
 
 REQUEST_ID_HEADER: Final = b"x-request-id"
 CORRELATING: Final = (REQUEST_ID_HEADER, b"traceparent", b"tracestate")
@@ -130,11 +130,4 @@ def identify(scope: Scope, send: Send) -> Send:
     request_id = request_id_of(Correlation(given[0]) if len(given) == 1 else None)
     scope[REQUEST_ID] = request_id
     scope[LOG_FIELDS] = lambda: {"request_id": request_id.decode()}
-
-    async def identified(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id)]
-            message = {**message, "headers": headers}
-        await send(message)
-
-    return identified
+    return adding([(REQUEST_ID_HEADER, request_id)], send)

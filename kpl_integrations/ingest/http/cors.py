@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from kpl_integrations.asgi.protocol import Message, Scope, Send
+from kpl_integrations.asgi.protocol import Scope, Send, adding
 from kpl_integrations.ingest.http.answers import Headers, send_answer
 
 _ANY: Final = "*"
@@ -59,15 +59,9 @@ class CrossOrigin:
         origin = self.allowed(scope["headers"])
         if origin is None:
             return send
-
-        async def allowed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                more = [
-                    (b"access-control-allow-origin", origin),
-                    (b"access-control-expose-headers", _EXPOSED),
-                    (b"vary", b"origin"),
-                ]
-                message = {**message, "headers": [*message["headers"], *more]}
-            await send(message)
-
-        return allowed
+        fields = [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", _EXPOSED),
+            (b"vary", b"origin"),
+        ]
+        return adding(fields, send)
