@@ -342,7 +342,7 @@ async def test_in_a_buffer_that_others_have_filled_a_tenant_with_few_records_hea
     """It heard that its share was used up: it had more records waiting than there was room left."""
     # No record may leave the queue.
     monkeypatch.setattr(FairIntake, "all_let_pass", lambda _: False)
-    monkeypatch.setattr(FairIntake, "is_open", lambda *_: False)
+    monkeypatch.setattr(FairIntake, "keeps_up", lambda *_: False)
     transport = FakeTransport(FakeKinesis({STREAM: 1}))
     async with open_gateway(transport, KnownTenants(*TENANTS), max_outstanding_records=1_000) as gateway:
         limit = gateway.producer.buffer_limit
