@@ -5,19 +5,19 @@ import contextlib
 from collections.abc import Mapping
 
 from kpl_core import CoordinationOptions
-from kpl_core.coordination import MemoryStore, Usage
+from kpl_core.coordination import Usage
 from kpl_core.coordination.store_objects import Pair
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.options.coordination_options import SHARED_BURST_SECONDS, WorkerTier
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_core.records.user_record import rank_of
 from tests.world.in_force import FleetGauge
-from tests.world.network import CALM, StoreLink, Weather, World
+from tests.world.network import CALM, StoreLink, Weather, World, WorldStore
+from tests.world.world_loop import EPOCH
 
 LIMIT: Pair = (1_000.0, 1_000_000.0)
 BYTES_PER_RECORD = 1_000.0
 EVERYTHING = 1e9
-EPOCH = 1_800_000_000.0
 # Seconds of the limit that wait while a load is above its rate: callers with a bounded number of records outstanding.
 BACKLOG_SECONDS = 0.2
 
@@ -221,12 +221,11 @@ class Fleet:
     ) -> None:
         self.world, self.max_workers, self.interval_seconds = world, max_workers, interval_seconds
         self.limits = {f"orders/shard-{number}": LIMIT for number in range(resources)}
-        self.store = MemoryStore(lambda: EPOCH + world.now())
+        self.store = WorldStore(world)
         self.weather = weather
         self.gauge = FleetGauge(self.limits)
         self.live: list[WorldWorker] = []
         self._started = 0
-        self._remembered: dict[str, tuple[bytes, str]] = {}
 
     def start(
         self,
@@ -265,24 +264,6 @@ class Fleet:
     @staticmethod
     async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-    def remember(self) -> None:
-        """Note the store's contents."""
-        self._remembered = dict(self.store._objects)  # noqa: SLF001 - a failover has no call
-
-    def forget(self) -> None:
-        """Lose what was written since `remember`."""
-        self.store._objects = dict(self._remembered)  # noqa: SLF001
-
-    def flush(self) -> None:
-        """Lose everything."""
-        self.store._objects = {}  # noqa: SLF001
-
-    async def garble(self) -> None:
-        """Overwrite one object with garbage."""
-        names = sorted(self.store._objects)  # noqa: SLF001
-        if names:
-            _ = await self.store.write(self.world.chance.choice(names), b"\xff{")
 
     async def end(self) -> None:
         """Stop all workers, and count the last second."""

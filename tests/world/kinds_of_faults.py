@@ -74,17 +74,17 @@ async def _cut(fleet: Fleet) -> None:
 
 
 async def _lose_writes(fleet: Fleet) -> None:
-    fleet.remember()
+    fleet.store.remember()
     await fleet.sleep(fleet.world.chance.uniform(0.05, 0.5))
-    fleet.forget()
+    fleet.store.forget()
 
 
 async def _flush(fleet: Fleet) -> None:
-    fleet.flush()
+    fleet.store.flush()
 
 
 async def _garble(fleet: Fleet) -> None:
-    await fleet.garble()
+    await fleet.store.garble(fleet.world.chance)
 
 
 def _of_any_tier(fleet: Fleet) -> WorldWorker:

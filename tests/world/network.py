@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from kpl_core.coordination import Listing, MemoryStore, Reading, StoreFailed, Written
-from tests.world.world_loop import world_loop
+from tests.world.world_loop import EPOCH, world_loop
 
 Returned = TypeVar("Returned")
 # These befall the process, not its requests; see `World.befall`.
@@ -113,6 +113,31 @@ class World:
             if self.now() >= until:
                 return
             world_loop().pause(self._pauses.choice([0.05, 1.0, 20.0]))
+
+
+class WorldStore(MemoryStore):
+    """A shared store that loses writes, or all it has, or gets garbage."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(lambda: EPOCH + world.now())
+        self._remembered: dict[str, tuple[bytes, str]] = {}
+
+    def remember(self) -> None:
+        """Note the contents."""
+        self._remembered = dict(self._objects)
+
+    def forget(self) -> None:
+        """Lose what was written since `remember`, as a failover to a replica does."""
+        self._objects = dict(self._remembered)
+
+    def flush(self) -> None:
+        """Lose everything."""
+        self._objects = {}
+
+    async def garble(self, chance: random.Random) -> None:
+        """Overwrite one object with garbage."""
+        if self._objects:
+            _ = await self.write(chance.choice(sorted(self._objects)), b"\xff{")
 
 
 class StoreLink:

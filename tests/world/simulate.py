@@ -20,7 +20,7 @@ from tests.world.network import WHOLE, Less
 from tests.world.producer_story import run_story
 from tests.world.reached_rows import rows_reached, watched_tables
 from tests.world.spool_story import run_spool_story
-from tests.world.world_loop import fix_hash_seed
+from tests.world.world_loop import WorldStopped, fix_hash_seed
 
 STORIES: Mapping[str, Callable[[int, Less], Run]] = {
     "producer": run_story,
@@ -65,7 +65,7 @@ def run_of(name: str, seed: int, less: Less = WHOLE) -> Run:
     """Run a story. An exception that ends it, or cancels it, is false too."""
     try:
         return STORIES[name](seed, less)
-    except (Exception, asyncio.CancelledError, BaseExceptionGroup) as error:  # noqa: BLE001 - of any part of the product
+    except (Exception, asyncio.CancelledError, BaseExceptionGroup, WorldStopped) as error:  # noqa: BLE001 - of any part of the product
         return Run([], 0.0, 0, 0, Counter(), [f"the run ended with {error!r}"], 0, 0)
 
 

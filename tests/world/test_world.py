@@ -1,7 +1,12 @@
 """The world itself: its clock jumps, a seed repeats a run, and a law that is false is found."""
 
 import asyncio
+import itertools
+import signal
 import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
 import pytest
 
@@ -28,6 +33,49 @@ def test_a_world_in_which_nothing_can_happen_says_so():
 
     with pytest.raises(WorldStopped, match="no timer is left"):
         run_in_world(waiter)
+
+
+@pytest.mark.parametrize("pause", [0.0, 60.0])
+def test_a_world_in_which_a_task_waits_forever_beside_others_says_so(pause):
+    async def ticks() -> None:
+        for _ in itertools.count():
+            await asyncio.sleep(pause)
+
+    async def waiter() -> None:
+        ticking = asyncio.create_task(ticks())
+        await asyncio.get_running_loop().create_future()
+        ticking.cancel()
+
+    with pytest.raises(WorldStopped, match="the run does not end"):
+        run_in_world(waiter)
+
+
+class Alarm(BaseException):
+    """What a handler of an alarm raises."""
+
+
+@pytest.fixture
+def profiling_alarm() -> Iterator[None]:
+    """Raise `Alarm` on SIGPROF."""
+
+    def handle(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise Alarm
+
+    before = signal.signal(signal.SIGPROF, handle)
+    yield
+    _ = signal.signal(signal.SIGPROF, before)
+
+
+@pytest.mark.usefixtures("profiling_alarm")
+def test_an_alarm_ends_a_run_also_if_it_is_raised_in_a_callback():
+    """asyncio logs what a callback raises, so the run went on after pytest's alarm."""
+
+    async def story() -> None:
+        asyncio.get_running_loop().call_later(1.0, signal.raise_signal, signal.SIGPROF)
+        await asyncio.sleep(3_600.0)
+
+    with pytest.raises(Alarm):
+        run_in_world(story)
 
 
 def test_a_seed_repeats_a_run():

@@ -1,7 +1,12 @@
 """An event loop on a virtual clock that never asks the operating system, so that a seed repeats a run exactly.
 
 Where the loop would wait for a timer, the clock jumps to it. No socket, pipe or thread can wake the loop: a world has
-only what its own tasks do. Where no timer is left and no task can run, `WorldStopped` says so.
+only what its own tasks do. Where no timer is left and no task can run, `WorldStopped` says so. It also ends a run in
+which time stands still, and one that outlasts a virtual day, because tasks with timers of their own hide one that waits
+forever.
+
+An alarm such as pytest's raises in whatever runs. asyncio only logs what a callback raises, and keeps what a task
+raises for those that await it. So the next step of the loop raises it again.
 
 The order of sets of strings depends on the interpreter's hash seed. `python -m tests.world` fixes it.
 """
@@ -9,9 +14,12 @@ The order of sets of strings depends on the interpreter's hash seed. `python -m 
 import asyncio
 import os
 import selectors
+import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -22,10 +30,12 @@ Returned = TypeVar("Returned")
 HASH_SEED = "0"
 # Seconds since 1970.
 EPOCH = 1_800_000_000.0
+# No story is as long as a day. At one instant, a busy gateway makes some hundred steps.
+MOST_SECONDS, MOST_STEPS_AT_AN_INSTANT = 86_400.0, 100_000
 
 
-class WorldStopped(RuntimeError):  # noqa: N818 - the name says what happened
-    """Every task waits and no timer is left."""
+class WorldStopped(BaseException):
+    """The run would not end: no timer is left, time stands still, or a day is over. No part of a story catches it."""
 
 
 class _ClockSelector(selectors.BaseSelector):
@@ -35,6 +45,9 @@ class _ClockSelector(selectors.BaseSelector):
         self.now = 0.0
         # How often the loop has run what was ready, and a checksum of these instants.
         self.steps = self.trace = 0
+        # What ends the run at the next step.
+        self.alarm: BaseException | None = None
+        self._steps_at_now = 0
         self._keys: dict[_FileObject, selectors.SelectorKey] = {}
 
     def register(self, fileobj: _FileObject, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -46,11 +59,19 @@ class _ClockSelector(selectors.BaseSelector):
         return self._keys.pop(fileobj)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.alarm is not None:
+            # Once: the runner needs more steps to cancel the tasks.
+            alarm, self.alarm = self.alarm, None
+            raise alarm
         if timeout is None:
             message = "every task waits, and no timer is left"
             raise WorldStopped(message)
+        self._steps_at_now = 0 if timeout > 0.0 else self._steps_at_now + 1
         self.now += max(0.0, timeout)
         self.steps += 1
+        if self.now > MOST_SECONDS or self._steps_at_now > MOST_STEPS_AT_AN_INSTANT:
+            message = f"the run does not end: {self.steps:,} steps, {self._steps_at_now:,} of them at {self.now} s"
+            raise WorldStopped(message)
         self.trace = crc32(repr(self.now).encode(), self.trace)
         return []
 
@@ -66,6 +87,10 @@ class WorldLoop(asyncio.SelectorEventLoop):
         # By how much the system's clock was set, seconds; the loop's own clock cannot be set.
         self.wall_error = 0.0
         super().__init__(self._clock)
+
+    def raise_next(self, alarm: BaseException) -> None:
+        """Raise this at the next step, where no task and no callback can catch it."""
+        self._clock.alarm = alarm
 
     def time(self) -> float:
         return self._clock.now
@@ -93,9 +118,37 @@ def world_loop() -> WorldLoop:
 def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
     """Run an async function on a loop of its own, which begins at 0.0; `time.time` follows it."""
     loop = WorldLoop()
-    with asyncio.Runner(loop_factory=lambda: loop) as runner, pytest.MonkeyPatch.context() as patch:
+    with (
+        asyncio.Runner(loop_factory=lambda: loop) as runner,
+        pytest.MonkeyPatch.context() as patch,
+        _alarms_raised_by(loop),
+    ):
         patch.setattr(time, "time", loop.wall_clock)
         return runner.run(main())
+
+
+@contextmanager
+def _alarms_raised_by(loop: WorldLoop) -> Iterator[None]:
+    """Let what the handlers of alarms raise in this block end the loop."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGPROF)}
+    watched = [number for number, handler in handlers.items() if callable(handler)]
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        handler = handlers[signal.Signals(number)]
+        assert callable(handler)
+        try:
+            handler(number, frame)
+        except BaseException as alarm:
+            loop.raise_next(alarm)
+            raise
+
+    for number in watched:
+        _ = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in watched:
+            _ = signal.signal(number, handlers[number])
 
 
 def fix_hash_seed(module: str) -> None:
