@@ -151,6 +151,8 @@ class SharedQuotas:
         quota.woken = partial(self._activate, tenant.id, quota, limit)
 
     def _activate(self, tenant_id: str, quota: TenantQuota, limit: Pair) -> None:
+        # The share of its last request may be old: other processes may have the tenant's whole rate by now.
+        quota.set_rates(*_at_most(self._worker.share(tenant_id, limit), limit), self._clock())
         self._idle.pop(tenant_id, None)
         known = self._active.get(tenant_id)
         # The leaseholder expects counts that only grow, so they continue when a tenant's settings change.

@@ -179,6 +179,16 @@ async def test_a_tenant_that_sends_again_gets_more_than_a_newcomers_share_in_a_t
         assert found[0].quotas._worker.share("t", (RATE, 1.0))[0] >= 0.9 * RATE  # noqa: SLF001 - its lease
 
 
+async def test_a_tenants_first_records_at_a_worker_have_the_share_of_the_present_plan():
+    """A request that is refused before its records are offered opens the account, which kept the share of that time."""
+    async with workers(2) as found:
+        _ = found[1].accounts.of(TENANT)
+        await load(found, [2 * RATE, 0], 10.0)
+        found[1].receive(REQUEST / STEP_SECONDS)
+        quotas = [worker.accounts.of(TENANT).quota for worker in found]
+        assert sum(quota._rates[0] for quota in quotas if quota is not None) <= RATE  # noqa: SLF001 - in force
+
+
 async def test_changed_rates_of_a_tenant_apply_at_once():
     slower = Tenant(id="t", records_per_second=RATE / 10, burst_seconds=BURST_SECONDS)
     async with workers(2) as found:
