@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import pytest
 
+from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import group_commit, spool
 from kpl_core.durability.spool.group_commit import CommitRequest, SpoolWriter
 from kpl_core.durability.spool.spool_error import SpoolClosed
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from tests.world.network import World
+from tests.world.world_loop import use_wall_clock
 
 Answer = TypeVar("Answer")
 
@@ -126,6 +128,7 @@ def world_disk() -> Iterator[Disk]:
         patch.setattr(SpoolStore, "commit", checked_commit)
         patch.setattr(SpoolStore, "probe", checked_probe)
         patch.setattr(anyio.to_thread, "run_sync", run_at_an_instant)
+        use_wall_clock(patch, DeadLetterQueue.__init__)
         yield disk
 
 

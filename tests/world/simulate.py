@@ -10,23 +10,43 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from random import randrange
+from typing import Any
 from zlib import crc32
 
+import pytest
+
+from kpl_core.durability.circuit_breaker import TRANSITIONS, BreakerSignal, CircuitBreaker
+from kpl_core.options.config import Config
+from kpl_core.pipeline import retrier
+from kpl_core.pipeline.classification import TABLE, Case, Row, classify
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Run
+from tests.world.letters_story import run_letters_story
 from tests.world.network import WHOLE, Less
 from tests.world.producer_story import run_story
-from tests.world.reached_rows import rows_reached, watched_tables
 from tests.world.spool_story import run_spool_story
+from tests.world.workers.workers_story import run_workers_story
 from tests.world.world_loop import WorldStopped, fix_hash_seed
 
 STORIES: Mapping[str, Callable[[int, Less], Run]] = {
     "producer": run_story,
     "spool": run_spool_story,
     "gateway": run_gateway_story,
+    "workers": run_workers_story,
+    "dead letters": run_letters_story,
 }
+OUTCOMES, BREAKER, ANSWERS = "what an outcome means", "the circuit breaker", "why a request is refused"
+# The decision tables of the product, and the names of their rows.
+TABLES: Mapping[str, tuple[str, ...]] = {
+    OUTCOMES: tuple(row.outcome for row in TABLE),
+    BREAKER: tuple(f"{state.value}: {signal.value}" for state, signal in TRANSITIONS),
+    ANSWERS: tuple(refusal.value for refusal in REFUSALS),
+}
+
 MOST_SEED = 1_000_000
 SHOWN = 20
 COMMAND = "python -m tests.world.simulate"
@@ -112,6 +132,41 @@ def summary(runs: list[Run]) -> str:
             f"runs with each fault: {', '.join(f'{name} {count}' for name, count in sorted(faults.items()))}",
         ]
     )
+
+
+@contextmanager
+def watched_tables() -> Iterator[dict[str, set[str]]]:
+    """Note the rows that are reached in this block, by table."""
+    reached: dict[str, set[str]] = {name: set() for name in TABLES}
+    signal_of, refused = CircuitBreaker._signal, Refused.__init__  # noqa: SLF001 - the one place of each signal
+
+    def watched_classify(case: Case, config: Config) -> Row:
+        row = classify(case, config)
+        reached[OUTCOMES].add(row.outcome)
+        return row
+
+    def watched_signal(self: CircuitBreaker, signal: BreakerSignal) -> None:
+        reached[BREAKER].add(f"{self.known_state.value}: {signal.value}")
+        signal_of(self, signal)
+
+    def watched_refused(self: Refused, refusal: Refusal, *arguments: Any, **named: Any) -> None:
+        reached[ANSWERS].add(refusal.value)
+        refused(self, refusal, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrier, "classify", watched_classify)
+        patch.setattr(CircuitBreaker, "_signal", watched_signal)
+        patch.setattr(Refused, "__init__", watched_refused)
+        yield reached
+
+
+def rows_reached(reached: Mapping[str, set[str]]) -> str:
+    """Return a line for each table: how many of its rows were reached, and which were not."""
+    lines = []
+    for name, rows in TABLES.items():
+        missing = [row for row in rows if row not in reached[name]]
+        lines.append(f"{name}: {len(rows) - len(missing)} of {len(rows)} rows; not: {'; '.join(missing) or 'none'}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

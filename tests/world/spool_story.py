@@ -8,6 +8,7 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ STORY_SECONDS = 30.0
 MOST_RECORDS = 3_000
 
 
-class _SpoolStory:
+class SpoolStory:
+    """The story; `letters_story.py` continues it."""
+
+    possible_faults: Iterable[str] = PASSING_FAULTS
+
     def __init__(self, world: World, disk: Disk, folder: Path) -> None:
         chance = world.chance
         self.world, self.chance, self.disk, self.folder = world, chance, disk, folder
         self.path = folder / "spool.db"
-        self.service_faults = world.drawn(PASSING_FAULTS, 0.2)
+        self.service_faults = world.drawn(self.possible_faults, 0.2)
         self.disk_faults = world.drawn((*DISK_FAULTS, SLOW_DISK), 0.4)
         self.until = min(STORY_SECONDS, world.less.seconds)
         self.writes_ahead = chance.random() < 0.5
@@ -114,7 +119,7 @@ class _SpoolStory:
                 for number in range(min(self.chance.randint(1, 3), self.world.less.clients)):
                     _ = tasks.create_task(self.client(producer, f"client {number}", self.until))
             self.kinesis.faults.clear()
-            self.false += await drained(producer)
+            self.false += await self.settled(producer)
             self.check(producer)
             report = await producer.close()
         if not report.complete:
@@ -125,6 +130,10 @@ class _SpoolStory:
         self.arrived("said to be in the spool", kept)
         await self.replayed(self.folder / "cut.db")
         self.arrived("on the disk before the power cut", self.durable)
+
+    async def settled(self, producer: Producer) -> list[str]:
+        """Wait without faults until nothing more leaves by itself."""
+        return await drained(producer)
 
     async def replayed(self, path: Path) -> None:
         """Let a producer deliver what is in a spool."""
@@ -153,20 +162,19 @@ class _SpoolStory:
             self.false.append(f"the books do not close: {report}")
 
 
-def run_spool_story(seed: int, less: Less = WHOLE) -> Run:
+def run_spool_story(seed: int, less: Less = WHOLE, story: type[SpoolStory] = SpoolStory) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
     with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
-        return run_in_world(lambda: _story(World(seed, less), disk, Path(folder)))
+        return run_in_world(lambda: _tell(story(World(seed, less), disk, Path(folder))))
 
 
-async def _story(world: World, disk: Disk, folder: Path) -> Run:
-    story = _SpoolStory(world, disk, folder)
+async def _tell(story: SpoolStory) -> Run:
     await story.tell()
     outcomes = Counter(result.error_code or "delivered" for _, result in story.ledger.with_results())
     return Run(
-        story.service_faults + story.disk_faults + world.own_faults,
-        world.now(),
+        story.service_faults + story.disk_faults + story.world.own_faults,
+        story.world.now(),
         len(story.ledger.puts),
         len(story.transport.requests),
         outcomes,

@@ -124,6 +124,10 @@ def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
         _alarms_raised_by(loop),
     ):
         patch.setattr(time, "time", loop.wall_clock)
+        patch.setattr(time, "monotonic", loop.time)
+        # What took CPU time in the world took none of its own time.
+        patch.setattr(time, "process_time", loop.time)
+        patch.setattr(time, "thread_time", loop.time)
         return runner.run(main())
 
 
@@ -149,6 +153,15 @@ def _alarms_raised_by(loop: WorldLoop) -> Iterator[None]:
     finally:
         for number in watched:
             _ = signal.signal(number, handlers[number])
+
+
+def use_wall_clock(patch: pytest.MonkeyPatch, makes: Callable[..., None]) -> None:
+    """Let objects follow the world's `time.time`, which is the default of this `__init__`: a default is bound early."""
+
+    def wall_clock() -> float:
+        return time.time()
+
+    patch.setitem(getattr(makes, "__kwdefaults__", {}), "wall_clock", wall_clock)
 
 
 def fix_hash_seed(module: str) -> None:
