@@ -24,7 +24,7 @@ from kpl_core.pipeline.stages import Gate, Passage, Stages
 from kpl_core.records.aggregated_record import MAGIC
 from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import ResultHandle
+from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.put_records import PutRecordsRequest
 from kpl_core.records.record_result import SHUTDOWN, UNKNOWN, WRONG_SHARD, Attempt
 from kpl_core.records.user_record import UserRecord, encode_partition_key
@@ -59,6 +59,7 @@ class Reaggregator:
 
     def add(self, detached: Iterable[DetachedUserRecord], now: float) -> None:
         """Put user records into the lanes of their predicted shards, each with its arrival and its attempts."""
+        left: dict[Outcome, None] = {}
         for each in detached:
             record = each.user_record
             key = encode_partition_key(record.partition_key)
@@ -73,6 +74,10 @@ class Reaggregator:
             if each.generation < self._generations.current:
                 patience = 0.0
             self._join(each, lane, lane.entry(key, digest), now + patience)
+            left[each.outcome] = None
+        # After the last move. Each user record of an aggregated record may have a waiter, which looks once more.
+        for outcome in left:
+            outcome.wake()
 
     def _join(self, detached: DetachedUserRecord, lane: Lane, key_entry: bytes, deadline: float) -> None:
         record = detached.user_record
@@ -87,7 +92,6 @@ class Reaggregator:
             deadline=deadline,
         )
         self._ledger.move(detached, delivery)
-        detached.outcome.wake()
 
     def _must_travel_alone(self, detached: DetachedUserRecord) -> bool:
         """Return True if a user record must not be aggregated, now or ever.
@@ -128,6 +132,7 @@ class Reaggregator:
         lane = self._aggregator.lane_apart(shard_id, record.tier)
         for detached in left:
             self._join(detached, lane, lane.entry(detached.user_record.partition_key.encode(), None), now)
+        record.outcome.wake()
         lane.close()
         rest = self._aggregator.output.closed.pop()
         rest.sequence = record.sequence

@@ -10,6 +10,7 @@ from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.composition import stream_parts
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.records.user_record import UserRecord
 from tests.support.material import even_shards
@@ -84,3 +85,33 @@ def test_expired_records_leave_before_anything_is_admitted_however_many_they_are
     # Records admitted before are sent. Of those that waited for tokens none is, although there are tokens now.
     assert sent <= 1_000
     assert pipeline.statistics().failed["Expired"] >= 4_000
+
+
+class Waiter:
+    """Waits for a delivery, as a callback of each record of a write-ahead spool does."""
+
+    def __init__(self, delivery: ResultHandle) -> None:
+        self.delivery, self.looked = delivery, -1
+        self.set()
+
+    def set(self) -> None:
+        self.looked += 1
+        outcome = self.delivery.follow()
+        if not outcome.settled:
+            outcome.waiters = [*(outcome.waiters or ()), self]
+
+
+def test_the_waiters_of_an_aggregated_record_look_twice_when_one_of_its_user_records_expires() -> None:
+    """They looked once for each of its user records: a hundred thousand times for a record of three hundred."""
+    config = Config(record_ttl_ms=1_000)
+    limit = BufferLimit(max_records=1_000, max_bytes=10**6)
+    pipeline = stream_parts("s", config, limit, now=0.0, chance=lambda: 0.5).pipeline
+    pipeline.shards_changed(even_shards(1), 0.0)
+    first = pipeline.put("first", b"a", 0.0)
+    waiters = [Waiter(pipeline.put(f"k{number}", b"a", 0.05)) for number in range(300)]
+    assert {waiter.delivery.outcome for waiter in waiters} == {first.outcome}
+    for now in (0.1, 1.02):
+        _ = pipeline.poll(now, 0)
+    assert first.done
+    assert not any(waiter.delivery.done for waiter in waiters)
+    assert {waiter.looked for waiter in waiters} == {2}
