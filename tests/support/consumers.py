@@ -1,4 +1,4 @@
-"""Consumers of a `FakeKinesis` stream: some take everything, some drop what a KCL drops.
+"""Consumers of a `FakeKinesis` stream: some take everything, some drop what a KCL drops, or single user records.
 
 The KCL de-aggregates a record and drops the whole aggregate if any user record in it hashes
 outside the shard it was read from (`AggregatorUtil.deaggregate`). Single records are always kept.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kpl_core import UserRecord, decode
+from kpl_core.options.config import Consumer
 from kpl_core.testing import FakeKinesis, StoredRecord
 from tests.support.material import hash_key
 
@@ -64,6 +65,21 @@ def read_as_kcl(kinesis: FakeKinesis, stream: str, *, now: float) -> list[Read]:
     return [read for stored in kept_by_kcl for read in _reads_of(stored)]
 
 
+def read_as(consumer: Consumer, kinesis: FakeKinesis, stream: str, *, now: float) -> list[Read]:
+    """Return what a consumer of a kind of `Config.consumer` hands to its processor."""
+    if consumer == "kcl":
+        return read_as_kcl(kinesis, stream, now=now)
+    if consumer == "range_blind":
+        return read_everything(kinesis, stream)
+    ranges = _ranges(kinesis, stream, now=now)
+    return [
+        read
+        for stored in kinesis.records(stream)
+        for read, record in zip(_reads_of(stored), _user_records_in(stored), strict=True)
+        if ranges[stored.shard_id][0] <= hash_key_of(record) <= ranges[stored.shard_id][1]
+    ]
+
+
 def read_stream(kinesis: FakeKinesis, stream: str, *, now: float) -> Reading:
     """Count what a KCL keeps, what it drops, and what each aggregated record holds."""
     reading = Reading()
@@ -82,13 +98,16 @@ def hash_key_of(record: UserRecord) -> int:
 
 def _judged(kinesis: FakeKinesis, stream: str, *, now: float) -> Iterator[tuple[StoredRecord, bool]]:
     """Yield each Kinesis record, and whether a KCL keeps it."""
-    ranges = {
-        shard.shard_id: (shard.starting_hash_key, shard.ending_hash_key)
-        for shard in kinesis.list_shards(stream, now=now).shards
-    }
+    ranges = _ranges(kinesis, stream, now=now)
     for stored in kinesis.records(stream):
         first, last = ranges[stored.shard_id]
         yield stored, all(first <= hash_key_of(record) <= last for record in decode(stored.data) or ())
+
+
+def _ranges(kinesis: FakeKinesis, stream: str, *, now: float) -> dict[str, tuple[int, int]]:
+    """Return the first and the last hash key of each shard."""
+    shards = kinesis.list_shards(stream, now=now).shards
+    return {shard.shard_id: (shard.starting_hash_key, shard.ending_hash_key) for shard in shards}
 
 
 def _user_records_in(stored: StoredRecord) -> tuple[UserRecord, ...]:

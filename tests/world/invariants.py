@@ -2,14 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kpl_core import Config, Delivery, Producer, ProducerReport, RecordResult, UserRecord
+from kpl_core.options.config import Consumer
 from kpl_core.testing import FakeKinesis
-from tests.support.consumers import read_as_kcl, read_everything
+from tests.support.consumers import read_as, read_everything
 
 SHOWN = 3
+CONSUMERS: Mapping[Consumer, str] = {
+    "kcl": "a KCL",
+    "per_user_record": "a consumer that looks at each user record",
+    "range_blind": "a consumer that takes everything",
+}
 # When nothing has been answered for so long, and so many requests have failed.
 OUTAGE_SECONDS, OUTAGE_REQUESTS = 5.0, 10
 # With ordering per key, the records of one key leave one after the other.
@@ -77,9 +83,9 @@ class Ledger:
     def results(self) -> list[RecordResult]:
         return [result for _, result in self.with_results()]
 
-    def doubled(self, kinesis: FakeKinesis, stream: str, now: float) -> bool:
+    def doubled(self, kinesis: FakeKinesis, stream: str, now: float, consumer: Consumer = "kcl") -> bool:
         """Return True if a consumer gets a record twice."""
-        reads = Counter(read.data for read in read_as_kcl(kinesis, stream, now=now))
+        reads = Counter(read.data for read in read_as(consumer, kinesis, stream, now=now))
         return any(count > 1 for count in reads.values())
 
 
@@ -144,8 +150,10 @@ def report_equals_results(ledger: Ledger, report: ProducerReport) -> list[str]:
     return [] if is_equal else [f"the report says {report}, the results {delivered} delivered, {dict(failed)} failed"]
 
 
-def delivered_is_stored(ledger: Ledger, kinesis: FakeKinesis, stream: str, now: float) -> list[str]:
-    """A delivered record is where its result says and reaches a KCL; one that was refused is nowhere."""
+def delivered_is_stored(
+    ledger: Ledger, kinesis: FakeKinesis, stream: str, now: float, consumer: Consumer = "kcl"
+) -> list[str]:
+    """A delivered record is where its result says and reaches its consumer; one that was refused is nowhere."""
     places: dict[bytes, set[tuple[str, str]]] = {}
     for read in read_everything(kinesis, stream):
         places.setdefault(read.data, set()).add((read.shard_id, read.sequence_number))
@@ -154,26 +162,32 @@ def delivered_is_stored(ledger: Ledger, kinesis: FakeKinesis, stream: str, now: 
         for put, result in ledger.with_results()
         if result.successful and (result.shard_id, result.sequence_number) not in places.get(put.data, set())
     ]
-    kept = {read.data for read in read_as_kcl(kinesis, stream, now=now)}
+    kept = {read.data for read in read_as(consumer, kinesis, stream, now=now)}
     dropped = [put.number for put, result in ledger.with_results() if result.successful and put.data not in kept]
     stored = [put.number for put in ledger.puts if put.is_refused and put.data in places]
     found = (
         ("delivered and not stored", missing),
-        ("delivered and dropped by a KCL", dropped),
+        (f"delivered and dropped by {CONSUMERS[consumer]}", dropped),
         ("refused and stored", stored),
     )
     return [f"{name}: {shown(numbers)}" for name, numbers in found if numbers]
 
 
 def in_order(
-    ledger: Ledger, kinesis: FakeKinesis, stream: str, now: float, *, among: Container[bytes] | None = None
+    ledger: Ledger,
+    kinesis: FakeKinesis,
+    stream: str,
+    now: float,
+    consumer: Consumer = "kcl",
+    *,
+    among: Container[bytes] | None = None,
 ) -> list[str]:
-    """With ordering per key a KCL first sees the records of a key, those `among` these, in the order of their puts."""
+    """With ordering per key a consumer first sees the records of a key in order, of those `among` these."""
     keys = {put.data: (put.key, put.number) for put in ledger.puts}
     latest: dict[str, int] = {}
     seen: set[bytes] = set()
     late: list[str] = []
-    for read in sorted(read_as_kcl(kinesis, stream, now=now), key=lambda read: int(read.sequence_number)):
+    for read in sorted(read_as(consumer, kinesis, stream, now=now), key=lambda read: int(read.sequence_number)):
         key, number = keys[read.data]
         if read.data not in seen and (among is None or read.data in among):
             seen.add(read.data)
@@ -197,10 +211,10 @@ def violations(
     false = [
         *one_result_each(ledger),
         *report_equals_results(ledger, report),
-        *delivered_is_stored(ledger, kinesis, stream, now),
+        *delivered_is_stored(ledger, kinesis, stream, now, config.consumer),
     ]
     if config.ordering == "per_key":
-        false += in_order(ledger, kinesis, stream, now)
+        false += in_order(ledger, kinesis, stream, now, config.consumer)
     failed = [put.number for put in last if put.delivery is None or not put.delivery.result().successful]
     if failed:
         false.append(f"failed after the last fault: {shown(failed)}")

@@ -94,7 +94,7 @@ KNOWN_FAULTS = (
         "if in_order and (self.waiting or self.keys is None", "if in_order and (self.keys is None",
     ),
     KnownFault(
-        "a record of the spool counts as a dead letter before its letter is stored", "ea8abeeb", "spool", _STORE,
+        "a record of the spool counts as a dead letter before its letter is stored", "ea8abeeb", "dead letters", _STORE,
         "            if committed.exception() is not None:\n                return\n            self.moved += 1\n",
         "            self.moved += 1\n",
     ),

@@ -25,6 +25,7 @@ from tests.world.spool_story import SpoolStory, run_spool_story
 
 EVERY_LETTER = LetterFilter()
 OPERATORS_RATE = 1_000.0
+FINAL_FAULTS = [name for name, fault in SERVICE_FAULTS.items() if fault.is_final]
 
 
 class LettersStory(SpoolStory):
@@ -35,6 +36,8 @@ class LettersStory(SpoolStory):
     def __init__(self, world: World, disk: Disk, folder: Path) -> None:
         super().__init__(world, disk, folder)
         chance = world.chance
+        # More often than by chance alone, because they are what makes letters.
+        self.service_faults = list(dict.fromkeys([*self.service_faults, *world.drawn(FINAL_FAULTS, 0.4)]))
         self.has_spool = chance.random() < 0.7
         if not self.has_spool:
             self.writes_ahead, self.failure = False, "fail"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from kpl_core.coordination import Listing, MemoryStore, Reading, StoreFailed, Written
+from kpl_core.options.config import Consumer
 from tests.world.world_loop import EPOCH, world_loop
 
 Returned = TypeVar("Returned")
@@ -79,6 +80,10 @@ class World:
         self.has_pauses = self._pauses.random() < 0.2 and PAUSES not in less.without
         self._steps = random.Random(f"clock steps of {seed}")
         self.has_clock_steps = self._steps.random() < 0.2 and CLOCK_STEPS not in less.without
+        # Which consumers the stream has; also by a chance of its own.
+        consumers = random.Random(f"consumers of {seed}")
+        others: list[Consumer] = ["per_user_record", "range_blind"]
+        self.consumer: Consumer = consumers.choice(others) if consumers.random() < 0.2 else "kcl"
         self.transitions = 0
 
     @property

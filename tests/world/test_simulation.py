@@ -1,4 +1,4 @@
-"""Producers, with a spool and without, and a gateway in the world keep their promises with every seed.
+"""Producers, with a spool and without, and gateways in the world keep their promises with every seed.
 
 `make simulate` runs many seeds.
 """
@@ -7,24 +7,32 @@ import contextlib
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from kpl_core.durability.breaker_gate import WHOLE_STREAM, BreakerGate
+from kpl_core.durability.dead_letters import Redriver
 from kpl_core.durability.durable_ledger import DurableLedger
 from kpl_core.durability.spool.claims import Claimed
 from kpl_core.durability.spool.group_commit import CommitRequest, SpoolWriter, _merged
 from kpl_core.durability.spool.spool import Spool
+from kpl_core.durability.spool.tables import StoredLetter
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.producer.report import ProducerReport
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.tenants import TenantQuota
+from kpl_integrations.ingest.workers.record_counts import Counts
+from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Ledger, Run, conserved, delivered_is_stored, one_result_each, report_equals_results
+from tests.world.letters_story import run_letters_story
 from tests.world.producer_story import run_story
 from tests.world.simulate import STORIES, summary
 from tests.world.spool_story import run_spool_story
+from tests.world.workers.workers_story import run_workers_story
 
 FIXED = range(1, 6)
 # The seeds in which a fault that was put in must be seen.
@@ -109,6 +117,37 @@ def test_records_that_are_deleted_from_the_spool_when_they_are_sent_are_seen(mon
 
     monkeypatch.setattr(Spool, "claim_backlog_nowait", claim_and_delete)
     assert "and never delivered" in found_from(1, run_spool_story)[0]
+
+
+def test_letters_that_are_deleted_when_they_are_sent_are_seen(monkeypatch):
+    put_one = Redriver._put_one  # noqa: SLF001 - the one place that sends
+
+    def delete_and_put_one(self: Redriver, stored: StoredLetter, *arguments: Any) -> None:
+        self._queue.remove([stored])
+        put_one(self, stored, *arguments)
+
+    monkeypatch.setattr(Redriver, "_put_one", delete_and_put_one)
+    assert "dead letters of orders and never delivered" in found_from(16, run_letters_story)[-1]
+
+
+def test_what_a_killed_worker_counted_after_its_last_report_and_is_forgotten_is_seen(monkeypatch):
+    add = DeadTotals.add
+
+    def add_only_the_report(self: DeadTotals, worker: int, last: WorkerTotals | None, counts: Counts) -> int:
+        return add(self, worker, last, counts if last is None else last.counts)
+
+    monkeypatch.setattr(DeadTotals, "add", add_only_the_report)
+    assert "told to hooks" in found_from(41, run_workers_story)[0]
+
+
+def test_a_lowered_share_of_a_tenants_rate_that_is_not_applied_is_seen(monkeypatch):
+    set_rates = TenantQuota.set_rates
+
+    def raise_rates(self: TenantQuota, records_per_second: float, *arguments: float) -> None:
+        set_rates(self, max(records_per_second, *self._rates), *arguments)
+
+    monkeypatch.setattr(TenantQuota, "set_rates", raise_rates)
+    assert "rates in force" in " ".join(found_from(1, run_workers_story))
 
 
 def test_a_key_that_is_not_remembered_while_its_request_is_answered_is_seen(monkeypatch):
