@@ -1,4 +1,4 @@
-"""Simulate a producer, one with a spool, and a gateway, seed by seed: `python -m tests.world.simulate`.
+"""Simulate producers and gateways, seed by seed: `python -m tests.world.simulate`.
 
 It prints what happened, and for each sentence that is false the command that repeats its run, once with the whole story
 and once with as little of it as the sentence needs.

@@ -145,6 +145,8 @@ def _same(metrics: str, stats: StatsDocument, heard: Mapping[int, int]) -> list[
     records = stats.records
     said = {
         "kinesis_producer_accepted_records_total": {"": records.accepted},
+        "kinesis_producer_kept_records": {"": records.spooled + records.dead_lettered},
+        "kinesis_producer_outstanding_records": {"": records.buffered},
         "kinesis_producer_records_total": {"delivered": records.delivered, "failed": sum(records.failed.values())},
         "kinesis_ingest_rejected_total": {name.replace(" ", "_"): count for name, count in stats.refusals.items()},
         # The answer with the metrics was not sent before them.
