@@ -110,8 +110,8 @@ class WorkerProcess:
         # While it takes requests.
         self.gateway: IngestGateway | None = None
         self.sharing: SharedQuotas | None = None
-        # True once it has read a plan: what it used before that is no lease.
-        self.is_leased = False
+        # What it knew of the leases when its first tenant with a rate came.
+        self.first_plans: object = None
         self.transport = _Line(crew.kinesis, latency_seconds=crew.latency_seconds)
         self.links: list[StoreLink] = []
         self._channel, self._counts = channel, counts

@@ -8,6 +8,7 @@ import pytest
 
 from kpl_integrations.ingest.admission import tenant_account
 from kpl_integrations.ingest.tenants import Tenant, TenantQuota
+from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
 from tests.world.in_force import FleetGauge
 from tests.world.kinds_of_faults import Kind
 from tests.world.network import World
@@ -97,30 +98,32 @@ class SharedRates:
 class WatchedQuota(TenantQuota):
     """A tenant's quota in one process."""
 
-    __slots__ = ("_counted", "_plans", "_process", "_shared", "_tenant_id")
+    __slots__ = ("_counted", "_is_leased", "_process", "_shared", "_tenant_id")
 
     def __init__(self, tenant: Tenant, shared: SharedRates, process: WorkerProcess) -> None:
         super().__init__(tenant)
         self._shared, self._process, self._tenant_id, self._counted = shared, process, tenant.id, 0.0
-        sharing = process.sharing
-        self._plans = None if sharing is None else sharing._worker._holder._plans  # noqa: SLF001
+        self._is_leased = False
+        if process.sharing is not None and process.first_plans is None:
+            process.first_plans = _plans_of(process.sharing)
 
     def recount(self) -> None:
         """Count the rate if it is in force: the process lives, has been answered, and the tenant sent lately."""
         process, sharing = self._process, self._process.sharing
         if sharing is None:
             return
-        # As for the laws of leases, the allowance of a worker that has read no plan does not count. After its start it
-        # reads none before its first tenant with a rate.
-        process.is_leased |= sharing._worker._holder._plans is not self._plans  # noqa: SLF001 - nothing else says it
         is_used = self._tenant_id in sharing._active or self._tenant_id in sharing._idle  # noqa: SLF001
-        rate = self._rates[0] if process.is_alive and process.is_leased and is_used else 0.0
+        rate = self._rates[0] if process.is_alive and self._is_leased and is_used else 0.0
         if rate != self._counted:
             self._shared.changed(self._tenant_id, rate - self._counted)
             self._counted = rate
 
     def set_rates(self, records_per_second: float, bytes_per_second: float, now: float) -> None:
         super().set_rates(records_per_second, bytes_per_second, now)
+        sharing, first = self._process.sharing, self._process.first_plans
+        # As for the laws of leases, the allowance of a worker that has no plan in force does not count. After its start
+        # it reads none before its first tenant with a rate.
+        self._is_leased |= sharing is not None and first is not None and _plans_of(sharing) is not first
         self.recount()
 
     def offer(self, records: int, size_bytes: int) -> None:
@@ -129,11 +132,16 @@ class WatchedQuota(TenantQuota):
 
     def try_take(self, records: int, size_bytes: int, now: float) -> Any:
         wait = super().try_take(records, size_bytes, now)
-        if wait is None and self._process.is_leased:
+        if wait is None and self._is_leased:
             self._shared.taken(self._tenant_id, records)
         return wait
 
     def give_back(self, records: int, size_bytes: int) -> None:
         super().give_back(records, size_bytes)
-        if self._process.is_leased:
+        if self._is_leased:
             self._shared.taken(self._tenant_id, -records)
+
+
+def _plans_of(sharing: SharedQuotas) -> object:
+    """Return the plans that a process has read last."""
+    return sharing._worker._holder._plans  # noqa: SLF001 - nothing else says it
