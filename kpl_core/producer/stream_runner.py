@@ -75,11 +75,19 @@ class TroubleLog:
     def log_losses_if_due(self, failed: Mapping[str, int], now: float) -> None:
         """Log user records that failed since the last line; `failed` counts all of them by error code."""
         if failed and now >= self._losses_from and failed != self._logged:
-            self.log_losses(failed)
+            self._log_losses(failed)
             self._losses_from = now + QUIET_SECONDS
 
-    def log_losses(self, failed: Mapping[str, int]) -> None:
-        """Log user records that failed since the last line now, because the producer closes."""
+    def end(self, failed: Mapping[str, int]) -> None:
+        """Log user records that failed since the last line now, and then nothing: the producer logs its report.
+
+        A request that ends meanwhile still wakes its stream.
+        """
+        self._log_losses(failed)
+        self._failed_since = None
+        self._outages_from = self._losses_from = math.inf
+
+    def _log_losses(self, failed: Mapping[str, int]) -> None:
         fresh = {code: count - self._logged.get(code, 0) for code, count in failed.items()}
         self._logged = dict(failed)
         reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(fresh.items()) if count)

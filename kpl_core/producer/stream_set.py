@@ -207,7 +207,7 @@ class StreamSet:
         self._with_work.update(pipelines)
         for runner in self._runners.values():
             # The producer itself logs the records that it gives up.
-            runner.trouble.log_losses(runner.pipeline.ledger.failed)
+            runner.trouble.end(runner.pipeline.ledger.failed)
             runner.pipeline.abandon(now)
 
     def stop(self) -> None:

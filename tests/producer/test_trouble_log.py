@@ -2,11 +2,13 @@
 
 import logging
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from kpl_core import Config, Producer
 from kpl_core.producer.stream_runner import QUIET_SECONDS, TroubleLog
-from kpl_core.records.put_records import PutRecordsEntry, RequestFailure
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.testing import ErrorAnswer, FakeKinesis, When
 from kpl_core.testing.fake_transport import FakeTransport
 
@@ -54,7 +56,7 @@ def test_lost_records_are_logged_at_once_then_once_a_minute_and_each_once(said):
         log.log_losses_if_due({"Expired": second}, float(second))
     log.log_losses_if_due({"Expired": 60, "AccessDeniedException": 1_000}, 1.0 + QUIET_SECONDS)
     log.log_losses_if_due({"Expired": 60, "AccessDeniedException": 1_000}, 1_000.0)
-    log.log_losses({"Expired": 60, "AccessDeniedException": 1_000})
+    log.end({"Expired": 60, "AccessDeniedException": 1_000})
     first, second = said.messages
     assert first.startswith("user records of stream 'orders' were not delivered: 1 Expired; ")
     assert second.startswith(
@@ -84,3 +86,33 @@ async def test_records_that_failed_within_the_minute_are_logged_by_the_close(sai
         "1 AccessDeniedException",
         "2 AccessDeniedException",
     ]
+
+
+class _Released(FakeTransport):
+    """Lets each request fail once `released` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeKinesis({"orders": 1}))
+        self.asked, self.released = anyio.Event(), anyio.Event()
+
+    async def put_records(self, _request: PutRecordsRequest, /) -> PutRecordsAnswer:
+        self.asked.set()
+        await self.released.wait()
+        return DOWN
+
+
+@pytest.mark.anyio
+async def test_nothing_is_logged_after_the_report_of_a_close(said):
+    """A request that ends while the producer gives up woke its stream once more, which logged the loss again."""
+    transport = _Released()
+    async with Producer(Config(record_max_buffered_time_ms=100), transport=transport) as producer:
+        _ = producer.put_nowait("orders", partition_key="1", data=b"...")
+        await transport.asked.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(producer.close, None)
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            transport.released.set()
+            tasks.cancel_scope.cancel()
+    (line,) = said.messages
+    assert line.startswith("the Kinesis producer is closed: 1 accepted: 0 delivered, 1 failed ")
