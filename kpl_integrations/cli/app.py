@@ -265,6 +265,10 @@ def tail(
     stream: Stream,
     *,
     from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the oldest stored record.")] = False,
+    after: Annotated[
+        Path | None,
+        typer.Option(help="Begin behind the records in this file, which `kpl tail --json` wrote.", show_default=False),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more records at the end.")] = True,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Stop after this number of user records.", show_default=False)
@@ -286,6 +290,7 @@ def tail(
         endpoint_url=endpoint_url,
         region=region,
         from_start=from_start,
+        after=after,
         follow=follow,
         limit=limit,
         as_json=as_json,

@@ -4,6 +4,8 @@ A child shard is read only after its parents, so that the records of a partition
 records are taken apart. The Kinesis Client Library drops a whole aggregated record if one of its user records hashes
 outside the shard that it was read from (`AggregatorUtil.deaggregate`), because that user record's own shard returns it
 too; so does this reader. Data that looks aggregated and cannot be decoded is shown as it is.
+
+The output of an earlier run says how far that run has read each shard, so `--after` continues there.
 """
 
 import sys
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import anyio
@@ -27,7 +30,7 @@ from kpl_core.errors import MalformedAggregatedRecord
 from kpl_core.paging import PageTokens
 from kpl_core.records.hash_key import hash_key_of
 from kpl_integrations.cli.connection import Connection
-from kpl_integrations.cli.exit_code import ExitCode, until_signal
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.progress import progress
 from kpl_integrations.cli.terminal import note, printable, results
 
@@ -46,6 +49,7 @@ class TailCommand:
     endpoint_url: str | None
     region: str | None
     from_start: bool
+    after: Path | None
     follow: bool
     limit: int | None
     as_json: bool
@@ -59,10 +63,13 @@ class TailCommand:
 
     async def run(self) -> ExitCode:
         """Read until Ctrl-C, the limit, or the end of the stream without --follow; each of them is status 0."""
-        await until_signal(self._read)
+        ended = await until_signal(self._read)
+        if ended is not ExitCode.DONE and self.as_json and not sys.stdout.isatty():
+            note(f"read {self._read_records:,} records; `--after FILE` with this output continues behind them")
         return ExitCode.DONE
 
     async def _read(self) -> None:
+        earlier = ReadBefore() if self.after is None else ReadBefore.of_output(self.after)
         connection = await Connection.to_stream(self.stream, region=self.region, endpoint_url=self.endpoint_url)
         async with connection.client() as client:
             reader = StreamReader(
@@ -71,11 +78,13 @@ class TailCommand:
                 self._take,
                 start="TRIM_HORIZON" if self.from_start else "LATEST",
                 follow=self.follow,
+                earlier=earlier,
             )
             # On a terminal the records themselves show how far it is; in a file or a pipe they do not.
             try:
-                with progress(as_json=False, hidden=sys.stdout.isatty() or not sys.stderr.isatty()) as bars:
-                    self._bars, self._shown = bars, bars.add_task("read", total=None, unit="bytes", records=0)
+                with progress(as_json=self.as_json, hidden=sys.stdout.isatty()) as bars:
+                    self._bars = bars
+                    self._shown = bars.add_task("read", total=self.limit, unit="records", bytes=0)
                     await reader.run(started=lambda: self._note_start(connection))
             finally:
                 if reader.dropped_records:
@@ -102,7 +111,7 @@ class TailCommand:
         self._read_records += len(records)
         self._read_bytes += sum(len(record.data) for record in records)
         if self._bars is not None:
-            self._bars.update(self._shown, completed=self._read_bytes, records=self._read_records)
+            self._bars.update(self._shown, completed=self._read_records, bytes=self._read_bytes)
         return self._left is None or self._left > 0
 
 
@@ -150,6 +159,72 @@ def _as_text(record: ReadRecord) -> Text:
         "  ",
         data,
     )
+
+
+class _Line(msgspec.Struct):
+    """What a line of `--json` says of its place."""
+
+    shard: str
+    sequence_number: str
+    subsequence: int | None
+    arrival: datetime
+
+
+class _Place(NamedTuple):
+    """The last Kinesis record of a shard that was read, and how many of its user records."""
+
+    number: int
+    user_records: int
+
+
+@dataclass(frozen=True)
+class ReadBefore:
+    """How far an earlier run has read each shard."""
+
+    places: Mapping[str, _Place] = field(default_factory=dict)
+    # When its oldest record arrived; None if it has read none.
+    since: datetime | None = None
+
+    @classmethod
+    def of_output(cls, path: Path) -> Self:
+        """Return what a file has that `kpl tail --json` wrote, in one run or in several.
+
+        Raises:
+            CommandFailure: it cannot be read, or has another line.
+        """
+        decoder, number = msgspec.json.Decoder(_Line), 0
+        places: dict[str, _Place] = {}
+        since: datetime | None = None
+        try:
+            with path.open("rb") as lines:
+                for number, text in enumerate(lines, 1):  # noqa: B007 - used if the line is wrong
+                    line = decoder.decode(text)
+                    place = _Place(int(line.sequence_number), 1 + (line.subsequence or 0))
+                    places[line.shard] = max(place, places.get(line.shard, place))
+                    since = line.arrival if since is None else min(since, line.arrival)
+        except OSError as error:
+            message = f"{path} cannot be read ({error.strerror}); check its path and permissions"
+            raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT) from error
+        except (msgspec.MsgspecError, ValueError) as error:
+            message = f"line {number} of {path} was not written by `kpl tail --json`; remove it, or name another file"
+            raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT) from error
+        return cls(places, since)
+
+    def unfinished(self, shards: Sequence["ReadableShard"]) -> list["ReadableShard"]:
+        """Return the shards without the ancestors of those that the earlier run has read, which it has read before."""
+        by_id = {shard.shard_id: shard for shard in shards}
+        finished: set[str] = set()
+        visited = [by_id[shard_id] for shard_id in self.places if shard_id in by_id]
+        while visited:
+            parents = set(visited.pop().parent_ids) - finished
+            finished |= parents
+            visited += [by_id[parent] for parent in parents if parent in by_id]
+        return [shard for shard in shards if shard.shard_id not in finished]
+
+    def unread(self, shard_id: str, sequence_number: str, found: list[ReadRecord]) -> list[ReadRecord]:
+        """Return the user records of a Kinesis record without those that the earlier run has read."""
+        place = self.places.get(shard_id)
+        return found[place.user_records :] if place is not None and place.number == int(sequence_number) else found
 
 
 class ReadableShard(msgspec.Struct, frozen=True):
@@ -245,17 +320,18 @@ class StreamReader:
     take: Callable[[Sequence[ReadRecord]], bool]
     start: Start = field(kw_only=True)
     follow: bool = field(kw_only=True)
+    earlier: ReadBefore = field(kw_only=True, default_factory=ReadBefore)
     # Aggregated records found on the wrong shard.
     dropped_records: int = field(init=False, default=0)
     _order: ReadingOrder = field(init=False, default_factory=ReadingOrder)
 
     async def run(self, started: Callable[[], object] = lambda: None) -> None:
         """Read; call `started` when every record that arrives from then on will be read."""
-        shards = await self._list_shards()
+        shards = self.earlier.unfinished(await self._list_shards())
         iterators: dict[str, str] = {}
-        if self.start == "LATEST":
-            for shard in shards:
-                iterators[shard.shard_id] = await self._iterator(shard, type="LATEST")
+        for shard in shards:
+            if self.start == "LATEST" or shard.shard_id in self.earlier.places:
+                iterators[shard.shard_id] = await self._first_iterator(shard)
         started()
         with raises_first():
             async with anyio.create_task_group() as tasks:
@@ -265,7 +341,7 @@ class StreamReader:
     async def _list_shards(self) -> list[ReadableShard]:
         """Return the open shards, and the closed ones too if reading starts at the oldest record."""
         shards: list[ReadableShard] = []
-        wanted = "AT_LATEST" if self.start == "LATEST" else "FROM_TRIM_HORIZON"
+        wanted = "FROM_TRIM_HORIZON" if self._reads_old_records else "AT_LATEST"
         arguments: dict[str, Any] = {**self.stream_argument, "ShardFilter": {"Type": wanted}}
         tokens = PageTokens()
         while True:
@@ -277,10 +353,23 @@ class StreamReader:
             tokens.follow(token)
             arguments = {"NextToken": token}
 
-    async def _iterator(self, shard: ReadableShard, *, type: str, after: str | None = None) -> str:  # noqa: A002
-        position = {} if after is None else {"StartingSequenceNumber": after}
+    @property
+    def _reads_old_records(self) -> bool:
+        return self.start == "TRIM_HORIZON" or self.earlier.since is not None
+
+    async def _first_iterator(self, shard: ReadableShard) -> str:
+        """Return where to begin in a shard that was listed at the start."""
+        place, since = self.earlier.places.get(shard.shard_id), self.earlier.since
+        if place is not None:
+            # Not after it: user records of it may be unread.
+            return await self._iterator(shard, "AT_SEQUENCE_NUMBER", StartingSequenceNumber=str(place.number))
+        if self.start == "LATEST" and since is not None:
+            return await self._iterator(shard, "AT_TIMESTAMP", Timestamp=since)
+        return await self._iterator(shard, self.start)
+
+    async def _iterator(self, shard: ReadableShard, position: str, **arguments: Any) -> str:  # noqa: ANN401 - aiobotocore has no types
         answer = await self.client.get_shard_iterator(
-            **self.stream_argument, ShardId=shard.shard_id, ShardIteratorType=type, **position
+            **self.stream_argument, ShardId=shard.shard_id, ShardIteratorType=position, **arguments
         )
         iterator: str = answer["ShardIterator"]
         return iterator
@@ -289,7 +378,7 @@ class StreamReader:
         children: list[ReadableShard] = []
         last: str | None = None
         if iterator is None:
-            iterator = await self._iterator(shard, type="TRIM_HORIZON")
+            iterator = await self._iterator(shard, "TRIM_HORIZON")
         while iterator is not None:
             try:
                 answer = await self.client.get_records(ShardIterator=iterator, Limit=_RECORDS_PER_READ)
@@ -315,8 +404,8 @@ class StreamReader:
         if error.response.get("Error", {}).get("Code") != "ExpiredIteratorException":
             raise error
         if last is None:
-            return await self._iterator(shard, type=self.start)
-        return await self._iterator(shard, type="AFTER_SEQUENCE_NUMBER", after=last)
+            return await self._first_iterator(shard)
+        return await self._iterator(shard, "AFTER_SEQUENCE_NUMBER", StartingSequenceNumber=last)
 
     def _pass_on(self, records: Sequence[Mapping[str, Any]], shard: ReadableShard) -> bool:
         found: list[ReadRecord] = []
@@ -325,7 +414,7 @@ class StreamReader:
             if read is None:
                 self.dropped_records += 1
             else:
-                found += read
+                found += self.earlier.unread(shard.shard_id, record["SequenceNumber"], read)
         return self.take(found) if found else True
 
 

@@ -19,7 +19,7 @@ from kpl_integrations.cli.demo import limiting
 from kpl_integrations.cli.options import ProgressWanted
 from kpl_integrations.cli.progress import FIRST_SECONDS, LINE_SECONDS, ProgressLines, progress
 from kpl_integrations.cli.terminal import Figure, print_figures
-from tests.support.kpl_process import in_a_terminal, run, without_escape_codes
+from tests.support.kpl_process import in_a_terminal, without_escape_codes
 from tests.support.running_program import PACKAGES
 
 Kpl = Callable[..., Any]
@@ -109,14 +109,12 @@ def test_a_tail_into_a_file_shows_on_the_terminal_what_it_has_read(stream) -> No
     for wanted, more in ((True, ()), (False, ("--quiet",))):
         status, out, shown = with_stderr_on_a_terminal("tail", *stream.address, "--from-start", "--no-follow", *more)
         assert (status, out.count("xxx\n")) == (0, 300), shown
-        assert bool(re.search(r"300 records, 0\.3 MiB", shown)) is wanted, shown
+        assert bool(re.search(r"300 records, .*0\.3 MiB", shown)) is wanted, shown
 
 
-def test_a_tail_on_a_terminal_or_into_pipes_shows_only_the_records(stream) -> None:
+def test_a_tail_on_a_terminal_shows_only_the_records(stream) -> None:
     stream.store(("key", None, b"a record"))
-    arguments = ("tail", *stream.address, "--from-start", "--no-follow")
-    assert "MiB" not in without_escape_codes(in_a_terminal(*arguments).out)
-    assert run(*arguments).err == ""
+    assert "MiB" not in without_escape_codes(in_a_terminal("tail", *stream.address, "--from-start", "--no-follow").out)
 
 
 def with_stderr_on_a_terminal(*arguments: str) -> tuple[int, str, str]:

@@ -1,7 +1,12 @@
 import json
+import signal
+import time
+
+import pytest
 
 from kpl_core import UserRecord, encode
 from kpl_core.testing import ErrorAnswer, When
+from kpl_integrations.cli.progress import FIRST_SECONDS
 from tests.support.kpl_process import in_a_terminal, started, without_escape_codes
 
 LAST_HASH_KEY = 2**128 - 1
@@ -63,7 +68,7 @@ def test_child_shards_are_read_after_their_parents(stream, kpl):
 
 def test_it_begins_with_new_records_and_ends_at_its_limit(stream):
     stream.store(("old", None, b"old"))
-    with started("tail", *stream.address, "--limit", "2", "--json") as tail:
+    with started("tail", *stream.address, "--limit", "2", "--json", "--quiet") as tail:
         assert tail.stderr.readline().startswith(f"reading {stream.name} from Kinesis at http://127.0.0.1:")
         stream.store(("new", "0", b"1"), ("new", "0", b"2"), ("new", "0", b"3"))
         assert tail.end() == 0
@@ -85,7 +90,7 @@ def test_ctrl_c_is_status_0_and_control_characters_are_escaped(stream):
 
 def test_a_closed_output_ends_it_without_a_message(stream):
     stream.store(("k", "0", b"first"))
-    with started("tail", *stream.address, "--from-start") as tail:
+    with started("tail", *stream.address, "--from-start", "--quiet") as tail:
         tail.stdout.readline()
         tail.stdout.close()
         stream.store(("k", "0", b"not read"))
@@ -127,3 +132,101 @@ def test_a_listing_without_an_end_is_an_error_that_says_so(stream, kpl, monkeypa
     assert outcome.status == 3
     assert "the listing has more than 1 pages" in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def with_a_pause(stream, tail):
+    """Store a record before and after the time of the first line of progress."""
+    assert tail.stderr.readline().startswith("reading ")
+    stream.store(("k", "0", b"first"))
+    time.sleep(FIRST_SECONDS)
+    stream.store(("k", "0", b"second"))
+
+
+@pytest.mark.long
+def test_a_tail_into_pipes_prints_lines_of_progress(stream):
+    for form in ((), ("--json",)):
+        with started("tail", *stream.address, "--limit", "1000", *form) as tail:
+            with_a_pause(stream, tail)
+            line = tail.stderr.readline()
+            assert tail.end(signal.SIGINT) == 0
+            rest = tail.stderr.read()
+        if form:
+            found = json.loads(line)
+            assert (found["progress"], found["records"], found["total"], found["bytes"]) == ("read", 2, 1_000, 11)
+            assert rest == "read 2 records; `--after FILE` with this output continues behind them\n"
+        else:
+            assert line.startswith("read: 2 of 1,000 records, ")
+            assert rest == ""
+
+
+@pytest.mark.long
+def test_a_quiet_tail_prints_no_progress(stream):
+    with started("tail", *stream.address, "--quiet") as tail:
+        with_a_pause(stream, tail)
+        while "second" not in tail.stdout.readline():
+            pass
+        assert tail.end(signal.SIGINT) == 0
+        assert tail.stderr.read() == ""
+
+
+@pytest.fixture
+def output(tmp_path):
+    """Return a file for what `kpl tail --json` prints, and a function that adds more to it."""
+    file = tmp_path / "records.ndjson"
+    file.touch()
+
+    def read(kpl, stream, *options):
+        outcome = kpl("tail", *stream.address, "--no-follow", "--json", "--after", file, *options)
+        assert outcome.status == 0, outcome.err
+        with file.open("a") as lines:
+            lines.write(outcome.out)
+        return [json.loads(line)["data"] for line in outcome.out.splitlines()]
+
+    return read
+
+
+def test_it_continues_in_the_middle_of_an_aggregated_record(stream, kpl, output):
+    stream.store(("a", "0", encode([UserRecord("a", b"%d" % number, "0") for number in range(5)])), ("b", "0", b"raw"))
+    assert output(kpl, stream, "--from-start", "--limit", "2") == ["0", "1"]
+    assert output(kpl, stream, "--from-start", "--limit", "3") == ["2", "3", "4"]
+    assert output(kpl, stream) == ["raw"]
+    assert output(kpl, stream) == []
+    stream.store(("b", "0", b"new"))
+    assert output(kpl, stream) == ["new"]
+
+
+def test_it_continues_in_all_shards_and_in_children_of_those_that_were_read(stream, kpl, output):
+    stream.store(("parent", "0", b"parent"))
+    assert output(kpl, stream, "--from-start") == ["parent"]
+    stream.call(lambda fake, now: fake.split_shard(
+        stream.name, shard_id="shardId-000000000000", new_starting_hash_key=5, now=now))  # fmt: skip
+    stream.store(("left", "0", b"left"), ("right", "5", b"right"), ("other", str(LAST_HASH_KEY), b"other"))
+    assert sorted(output(kpl, stream)) == ["left", "other", "right"]
+    stream.call(lambda fake, now: fake.merge_shards(
+        stream.name, shard_id="shardId-000000000002", adjacent_shard_id="shardId-000000000003", now=now))  # fmt: skip
+    stream.store(("merged", "5", b"merged"))
+    assert output(kpl, stream) == ["merged"]
+    # Its ancestors are not read again.
+    assert output(kpl, stream, "--from-start") == []
+
+
+def test_a_shard_without_records_in_the_file_is_read_from_the_oldest_arrival_in_it(stream, kpl, tmp_path):
+    stream.store(("old", str(LAST_HASH_KEY), b"old"))
+    time.sleep(0.01)
+    stream.store(("a", "0", b"a"))
+    records, _ = read_all(kpl, stream)
+    (tmp_path / "read").write_text("".join(json.dumps(each) + "\n" for each in records if each["data"] == "a"))
+    stream.store(("new", str(LAST_HASH_KEY), b"new"))
+    arguments = ("tail", *stream.address, "--no-follow", "--json", "--after", tmp_path / "read")
+    assert [json.loads(line)["data"] for line in kpl(*arguments).out.splitlines()] == ["new"]
+    both = kpl(*arguments, "--from-start").out.splitlines()
+    assert [json.loads(line)["data"] for line in both] == ["old", "new"]
+
+
+@pytest.mark.parametrize("line", ["no JSON", '{"shard": "shardId-000000000000"}', '{"data": 1}', ""])
+def test_a_file_that_tail_did_not_write_is_one_sentence(stream, kpl, tmp_path, line):
+    (tmp_path / "other").write_text(f"{line}\n")
+    outcome = kpl("tail", *stream.address, "--after", tmp_path / "other")
+    assert outcome.status == 4
+    assert outcome.err.startswith(f"kpl: line 1 of {tmp_path / 'other'} was not written by `kpl tail --json`")
+    assert kpl("tail", *stream.address, "--after", tmp_path / "none").status == 4
