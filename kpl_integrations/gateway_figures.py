@@ -75,10 +75,14 @@ class StreamStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several processes; `deaths` counts its dead predecessors."""
+    """One of several processes; `deaths` counts its dead predecessors.
+
+    `silent_seconds` is the age of its figures: a second at most, unless the process hangs.
+    """
 
     process_id: int
     state: str
+    silent_seconds: float = 0.0
     deaths: int = 0
     accepted: int = 0
     requests: int = 0

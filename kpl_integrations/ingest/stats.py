@@ -32,10 +32,11 @@ EXPOSITION_TYPE: Final = CONTENT_TYPE_LATEST
 
 
 class GatewayTotals(NamedTuple):
-    """The document of `/v1/stats`, and the metrics."""
+    """The document of `/v1/stats`, and the metrics. They are old if they are not current."""
 
     stats: StatsDocument
     families: Sequence[Family]
+    is_current: bool = True
 
 
 class GatewayStats(Protocol):

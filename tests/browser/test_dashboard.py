@@ -233,6 +233,35 @@ def test_the_dashboard_answers_the_four_questions_of_an_operator(
     page.close()
 
 
+KNOWN = ("good", "Nothing to deliver"), ("good", "None")
+UNKNOWN = ("warn", "Nothing is delivered"), ("warn", "Not known")
+
+
+@pytest.mark.parametrize(
+    ("kinesis", "buffered", "late", "suffers"),
+    [("ok", 0, *KNOWN), ("ok", 5, UNKNOWN[0], KNOWN[1]), ("degraded", 0, *UNKNOWN), ("failed", 5, *UNKNOWN)],
+)
+def test_nothing_is_green_that_is_not_known(
+    browser: Browser, serve: Serve, kinesis: str, buffered: int, late: tuple[str, str], suffers: tuple[str, str]
+) -> None:
+    """While Kinesis took no records, the page said "Nothing to deliver" and "None" in green."""
+    records = {"accepted": buffered, "delivered": 0, "buffered": buffered}
+    samples = [
+        Sample("kinesis_ingest_part", {"part": "kinesis", "state": kinesis}, 1.0),
+        Sample("kinesis_producer_shard_utilisation", {"stream": "orders", "shard": "shardId-000000000003"}, 0.0),
+    ]
+    document = Board().update(msgspec.convert({"state": "open", "records": records}, StatsDocument), samples, 0.0)
+    page = browser.new_page()
+    event = f"data: {json.dumps(document)}\n\n"
+    page.route("**/dashboard/events", lambda route: route.fulfill(body=event, content_type="text/event-stream"))
+    page.goto(f"{serve('--local').url}/dashboard")
+    for card, (level, text) in {"#late": late, "#suffers": suffers}.items():
+        expect(page.locator(card)).to_have_text(text)
+        expect(page.locator(card)).to_have_attribute("data-level", level)
+    expect(page.locator("#hot")).to_have_attribute("data-level", "good" if kinesis == "ok" else "")
+    page.close()
+
+
 def test_each_card_links_to_its_section_of_the_runbook(browser: Browser, serve: Serve) -> None:
     gateway = serve("--local", KPL_INGEST_RUNBOOK_URL="https://wiki.example/runbook")
     page, _ = _looked_at(browser, gateway.url)

@@ -27,6 +27,8 @@ _LIMIT: Final = "kinesis_producer_shard_rate_limit"
 _STATUSES: Final = {refusal.value: row.status for refusal, row in REFUSALS.items()}
 
 _PART: Final = "kinesis_ingest_part"
+# A worker whose last report is older hangs.
+_SILENT_SECONDS: Final = 10.0
 # The worst first.
 _STATES: Final = (PartState.FAILED, PartState.DEGRADED, PartState.OK)
 _NO_PARTS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -46,11 +48,18 @@ class Board:
         self._updated_at: float | None = None
 
     def update(
-        self, stats: StatsDocument, samples: Iterable[Sample], now: float, own_parts: Mapping[str, Any] = _NO_PARTS
+        self,
+        stats: StatsDocument,
+        samples: Iterable[Sample],
+        now: float,
+        own_parts: Mapping[str, Any] = _NO_PARTS,
+        *,
+        is_current: bool = True,
     ) -> dict[str, Any]:
         """Return the document of one event; the rates of the first are 0.
 
-        `samples` are the gateway's metrics, and `own_parts` the parts of this process as in `/readyz?verbose`.
+        `samples` are the gateway's metrics, and `own_parts` the parts of this process as in `/readyz?verbose`. Both are
+        old if they are not current.
         """
         samples = list(samples)
         seconds = 0.0 if self._updated_at is None else now - self._updated_at
@@ -65,7 +74,7 @@ class Board:
         return {
             "state": stats.state,
             "workers": len(stats.workers),
-            "parts": _parts(samples, own_parts),
+            "parts": [*_silent_processes(stats, is_current=is_current), *_parts(samples, own_parts)],
             "now": {
                 "accepted": view.accepted_per_second,
                 "delivered": view.delivered_per_second,
@@ -159,6 +168,27 @@ def _quantile(cumulative: Mapping[float, float], share: float) -> float | None:
         if count >= rank:
             return low if high == float("inf") else low + (high - low) * (rank - below) / (count - below)
     return None
+
+
+def _silent_processes(stats: StatsDocument, *, is_current: bool) -> list[dict[str, Any]]:
+    """Return a failed part for each process that hangs, because what is shown of it is no longer known."""
+    if not is_current:
+        return [_silent("supervisor", None, "it does not answer, and all figures are old", "look at the main process")]
+    return [
+        _silent(
+            f"worker {worker}",
+            each.silent_seconds,
+            f"process {each.process_id} does not answer, and its figures are old",
+            f"take a stack (`py-spy dump --pid {each.process_id}`) and kill it: another one takes its place",
+        )
+        for worker, each in stats.workers.items()
+        if each.silent_seconds > _SILENT_SECONDS
+    ]
+
+
+def _silent(part: str, seconds: float | None, detail: str, action: str) -> dict[str, Any]:
+    state = PartState.FAILED.value
+    return {"part": part, "state": state, "processes": None, "seconds": seconds, "detail": detail, "action": action}
 
 
 def _parts(samples: Iterable[Sample], own: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -177,10 +177,11 @@ class Dashboard:
             # Half a period, because the timers of several watchers do not fire at the same time.
             if now - self._latest_at >= EVENT_SECONDS / 2:
                 self._latest_at = now
-                stats, families = await self._stats.totals()
-                samples = (sample for family in families for sample in family.samples)
+                totals = await self._stats.totals()
+                samples = (sample for family in totals.families for sample in family.samples)
                 own_parts = self._opened.parts.readiness(verbose=True)[1]["parts"]
-                document = self._board.update(stats.with_busiest_tenants(), samples, now, own_parts)
+                stats = totals.stats.with_busiest_tenants()
+                document = self._board.update(stats, samples, now, own_parts, is_current=totals.is_current)
                 self._history.add(document, now)
                 self._workers = max(1, document["workers"])
                 self._latest = b"data: " + msgspec.json.encode(document) + b"\n\n"

@@ -88,7 +88,7 @@ class PeerStats:
             return await self._own.totals()
         if self._known is None or self._known[0] is not latest:
             self._known = latest, decode_totals(latest)
-        return self._known[1]
+        return self._known[1]._replace(is_current=self._is_well)
 
     async def _ask(self) -> None:
         is_answered = False

@@ -102,6 +102,7 @@ class _Worker:
         self.process: Process | None = None
         self.channel: Channel | None = None
         self.report: WorkerTotals | None = None
+        self.reported_at = 0.0
         # The last request that a report answered.
         self.answered = 0
         self.changed = anyio.Event()
@@ -114,7 +115,13 @@ class _Worker:
             # A new version may have been installed while this supervisor runs.
             _logger.error("the report of worker %d cannot be read: %s", self.identity.worker, error)  # noqa: TRY400
         self.answered = int(number)
+        self.reported_at = time.monotonic()
         self.notify()
+
+    def aged_report(self) -> WorkerTotals | None:
+        """Return the last report with its age, None without one."""
+        age = time.monotonic() - self.reported_at
+        return None if self.report is None else msgspec.structs.replace(self.report, age_seconds=age)
 
     def notify(self) -> None:
         self.changed.set()
@@ -188,7 +195,7 @@ class Supervisor:
 
     def totals(self) -> GatewayTotals:
         """Return the sum over all workers, as they reported it last."""
-        return sum_of([each.report for each in self._workers if each.report is not None], self._dead)
+        return sum_of([report for each in self._workers if (report := each.aged_report()) is not None], self._dead)
 
     async def run(self, *, started: Callable[[], object] = lambda: None) -> GatewayTotals:
         """Serve until `stop`; return the sum over all workers. `started` is called when all are ready.

@@ -48,12 +48,13 @@ _STATES: Final = ("closed", "draining", "open")
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one worker process; `inherited` records were in its files when it started.
 
-    `counts` are the counters in shared memory at the same instant.
+    `counts` are the counters in shared memory at the same instant. The supervisor notes the age of the report.
     """
 
     worker: int
     process_id: int
     inherited: int
+    age_seconds: float = 0.0
     counts: Counts = Counts()
     takes_requests: bool = True
     stats: StatsDocument
@@ -149,6 +150,7 @@ def sum_of(living: Sequence[WorkerTotals], dead: DeadTotals) -> GatewayTotals:
             str(each.worker): WorkerStats(
                 process_id=each.process_id,
                 state=each.stats.state,
+                silent_seconds=round(each.age_seconds, 1),
                 deaths=dead.workers.get(each.worker, _DeadWorker()).deaths,
                 accepted=each.stats.records.accepted,
                 requests=sum(each.stats.answers.values()),

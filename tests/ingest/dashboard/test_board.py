@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from prometheus_client.samples import Sample
 
-from kpl_integrations.gateway_figures import StatsDocument
+from kpl_integrations.gateway_figures import StatsDocument, WorkerStats
 from kpl_integrations.ingest.dashboard.board import MOST_SHARDS, MOST_TENANTS, WINDOW_UPDATES, Board
 
 
@@ -71,6 +71,21 @@ def test_each_part_has_its_worst_state_and_what_this_process_knows_about_it() ->
         {"part": "spool", "state": "degraded", "processes": 1, "seconds": None, "detail": "", "action": ""},
         {"part": "intake", "processes": 3, **ok},
     ]
+
+
+def test_a_process_that_hangs_is_a_failed_part_because_its_figures_are_old() -> None:
+    workers = {
+        str(number): {"process_id": 70 + number, "state": "open", "silent_seconds": 9.0 * number} for number in range(3)
+    }
+    stats = msgspec.structs.replace(_stats(), workers=msgspec.convert(workers, dict[str, WorkerStats]))
+    board = Board()
+    silent, kinesis = board.update(stats, _part("kinesis", ok=3), 1.0)["parts"]
+    assert (silent["part"], silent["state"], silent["seconds"]) == ("worker 2", "failed", 18.0)
+    assert silent["detail"] == "process 72 does not answer, and its figures are old"
+    assert "py-spy dump --pid 72" in silent["action"]
+    assert kinesis["state"] == "ok"
+    supervisor, _ = board.update(stats, _part("kinesis", ok=3), 1.0, is_current=False)["parts"]
+    assert (supervisor["part"], supervisor["state"]) == ("supervisor", "failed")
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.floats(0.0, 100.0)), min_size=2))
