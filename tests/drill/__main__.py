@@ -6,15 +6,19 @@
 The exit status is 1 if something was said wrongly, or did not end by itself.
 """
 
+import re
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.drill.board import NO_CHROMIUM, Board
 from tests.drill.cases import CASES, Case, NotRun, logged, unmounted
 from tests.drill.scene import LogLine, Look, Scene, running
+from tests.drill.traces import Sent
 from tests.support.prometheus_server import NO_PROMETHEUS, needs_prometheus
+from tests.support.waiting import wait_until
 
 
 class Drilled(NamedTuple):
@@ -45,26 +49,38 @@ def _drill(case: Case, scene: Scene) -> Drilled:
     broken_at = time.time()
     case.breaks(scene)
     looks = scene.watch(broken_at, lambda looks: _is_said(case, scene, looks, broken_at), case.seconds)
+    if scene.board is not None:
+        scene.board.take_pictures(case.name)
     lines = [f"client    puts of a quiet tenant with ack={case.ack}: {_statuses(looks)}"]
     lines += [_about_readiness(case, looks, problems), _about_alert(case, looks, problems)]
+    lines.append(_about_board(case, looks, problems))
     lines.append(_about_log(case, scene.lines(broken_at), broken_at, problems))
     lines.append(_about_doctor(case, scene, problems))
     repaired_at = time.time()
     case.repairs(scene)
     looks = scene.watch(repaired_at, lambda looks: _is_well(case, looks[-1]), case.seconds)
     lines.append(_about_end(case, looks, problems))
+    lines.append(_about_trace(case, scene, _affected(scene.sent, broken_at), problems))
     return Drilled(lines, problems)
 
 
 def _is_well(case: Case, look: Look) -> bool:
     has_alert = case.alert in look.alerts and not case.alert_ends
-    return look.ready == 200 and _state(case, look) in {"ok", ""} and not has_alert and look.client == 202
+    is_shown = look.board is None or look.board.parts.get(case.part or "", "ok") == "ok"
+    return look.ready == 200 and _state(case, look) in {"ok", ""} and not has_alert and look.client == 202 and is_shown
 
 
 def _is_said(case: Case, scene: Scene, looks: list[Look], since: float) -> bool:
     has_log = not case.log or any(logged(case, line.text) for line in scene.lines(since))
     last = looks[-1]
-    return has_log and case.alert in last.alerts and _state(case, last) == case.state
+    return has_log and case.alert in last.alerts and _state(case, last) == case.state and _is_shown(case, last.board)
+
+
+def _is_shown(case: Case, board: Board | None) -> bool:
+    if board is None:
+        return True
+    is_part_shown = case.part is None or board.parts.get(case.part) == case.state
+    return is_part_shown and all(re.search(wanted, board.texts[card]) for card, wanted in case.board.items())
 
 
 def _state(case: Case, look: Look) -> str:
@@ -104,6 +120,36 @@ def _about_alert(case: Case, looks: list[Look], problems: list[str]) -> str:
         problems.append(f"{case.alert} is inactive")
         return f"alert     {case.alert} is inactive{beside}"
     return f"alert     {case.alert} is {found.alerts[case.alert]} after {found.seconds:.1f} s{beside}"
+
+
+def _about_board(case: Case, looks: list[Look], problems: list[str]) -> str:
+    if looks[-1].board is None:
+        return f"dashboard not run: {NO_CHROMIUM}"
+    found = next((look for look in looks if _is_shown(case, look.board)), None)
+    if found is None:
+        problems.append(f"the dashboard does not show {case.state} or {dict(case.board)}: {looks[-1].board}")
+    shown = found or looks[-1]
+    return f"dashboard after {shown.seconds:.1f} s: {shown.board}"
+
+
+def _affected(sent: list[Sent], since: float) -> Sent:
+    """Return the first request that was refused while the part was broken, else the first one.
+
+    The span of a request without an answer may have ended with its worker.
+    """
+    during = [each for each in sent if each.at >= since and each.status]
+    return next((each for each in during if not each.is_accepted), during[0])
+
+
+def _about_trace(case: Case, scene: Scene, sent: Sent, problems: list[str]) -> str:
+    wait_until(lambda: scene.traces.span(sent.trace_id), f"the span of {sent.request_id} in trace {sent.trace_id}")
+    span, arrived = scene.traces.span(sent.trace_id), scene.arrived(sent)
+    if f" {sent.status}," not in str(span):
+        problems.append(f"the client got {sent.status}, and the span of the gateway says {span}")
+    if arrived != (sent.records if sent.is_accepted and not case.loses else 0):
+        problems.append(f"{arrived} of {sent.records} records of a request that got {sent.status} are in Kinesis")
+    records = f"{arrived} of {sent.records} record{'s' if sent.records > 1 else ''} in Kinesis"
+    return f"trace     {sent.trace_id}: client POST {sent.request_id} {sent.status} > gateway {span} > {records}"
 
 
 def _about_log(case: Case, lines: list[LogLine], since: float, problems: list[str]) -> str:

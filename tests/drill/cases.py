@@ -8,12 +8,14 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kpl_core.testing import ErrorAnswer
 from tests.drill.scene import Scene
 from tests.support.certificates import certificate_pair, days_from_now
 from tests.support.small_disk import MIB, fill_disk, free_disk
+from tests.support.waiting import wait_until
 
 _DISK_BYTES = 64 * MIB
 _LOST_RECORDS = 50
@@ -28,8 +30,9 @@ class Case(NamedTuple):
 
     `prepare` makes the files in the folder, and returns settings. While the part is broken, `ready` is the status of
     `/readyz`, `part` is in `state` (no part: None), `alert` is pending or firing, `log` is in the log, and `kpl doctor`
-    has a failed check `doctor` (None: it finds nothing). Without `repairs`, it ends by itself; without `alert_ends`,
-    the alert ends with its cause.
+    has a failed check `doctor` (None: it finds nothing). The dashboard shows the part, and in the cards of `board` what
+    these patterns match. `loses`: records of accepted requests never arrive. Without `repairs`, it ends by itself;
+    without `alert_ends`, the alert ends with its cause.
     """
 
     name: str
@@ -39,6 +42,8 @@ class Case(NamedTuple):
     state: str = ""
     log: str = ""
     doctor: str | None = None
+    board: Mapping[str, str] = MappingProxyType({})
+    loses: bool = False
     prepare: Callable[[Path], Mapping[str, str]] = lambda _folder: {}
     repairs: Callable[[Scene], None] = lambda _scene: None
     ready: int = 200
@@ -102,6 +107,7 @@ def _use(folder: Path, name: str) -> None:
 def _kill_worker(scene: Scene) -> None:
     # Over one connection, so one worker has the records and is the one that is asked. They wait there to be batched.
     scene.put(count=_LOST_RECORDS)
+    wait_until(lambda: scene.traces.span(scene.sent[-1].trace_id), "the span of this request")
     os.kill(scene.readiness()[1]["process_id"], signal.SIGKILL)
 
 
@@ -124,6 +130,7 @@ CASES = (
         part="spool",
         state="degraded",
         alert="KinesisSpoolCannotStore",
+        board={"suffers": "quiet", "numbers": "cannot store"},
         log="part changed: spool is degraded: cannot store",
         prepare=_mount,
         breaks=lambda scene: fill_disk(scene.folder / "disk"),
@@ -176,6 +183,8 @@ CASES = (
         part="kinesis",
         state="failed",
         alert="KinesisGatewayCannotDeliver",
+        board={"lost": r"Yes: \d+ record", "suffers": "Not known"},
+        loses=True,
         log=r"part changed: kinesis is failed: requests to stream orders \(AccessDeniedException\) fail",
         doctor="stream",
         breaks=lambda scene: scene.break_kinesis(ErrorAnswer("AccessDeniedException")),
@@ -184,6 +193,8 @@ CASES = (
     Case(
         name="a worker killed",
         alert="KinesisGatewayLostRecords",
+        board={"lost": r"Yes: \d+ record"},
+        loses=True,
         log=r"worker \d (was ended by SIGKILL|died with \d+ acknowledged)",
         prepare=lambda _: {"RECORD_MAX_BUFFERED_TIME_MS": "8000"},
         breaks=_kill_worker,
@@ -193,6 +204,7 @@ CASES = (
     Case(
         name="a noisy tenant",
         alert="KinesisGatewayRefuses",
+        board={"suffers": "noisy", "answers": "refused: quota"},
         breaks=_flood,
         alert_ends="5 minutes after the last refusal, its range",
     ),

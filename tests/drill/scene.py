@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -14,9 +15,12 @@ from typing import Any, NamedTuple
 import httpx
 
 import kpl_integrations
+from kpl_core import decode
 from kpl_core.testing import Effect, When
 from kpl_integrations.ingest.tenants.credentials import new_api_key, stored_key
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+from tests.drill.board import Board, OpenBoard, opened_board
+from tests.drill.traces import Collector, Sent, carries, collector, new_trace
 from tests.support.processes import own_process
 from tests.support.prometheus_server import asked, prometheus
 
@@ -27,6 +31,7 @@ _LINE = re.compile(r"^(\S+Z) (\w+): (.*)$")
 _TENANTS = """\
 [[tenant]]
 id = "quiet"
+trace_records = true
 api_keys = ["{quiet}"]
 
 [[tenant]]
@@ -55,14 +60,17 @@ class Look(NamedTuple):
     alerts: dict[str, str]
     # The status of a put of the quiet tenant.
     client: int
+    # None without a Chromium.
+    board: Board | None
 
 
 class Scene:
     """One running gateway. `folder` has its files."""
 
-    def __init__(self, folder: Path, kinesis: ThreadedLocalKinesis, *, is_tls: bool = False) -> None:
+    def __init__(self, folder: Path, kinesis: ThreadedLocalKinesis, traces: Collector, *, is_tls: bool = False) -> None:
         self.folder = folder
         self.kinesis = kinesis
+        self.traces = traces
         self.scheme = "https" if is_tls else "http"
         self.tenants = folder / "tenants.toml"
         self.keys = {name: new_api_key() for name in ("quiet", "noisy")}
@@ -72,6 +80,9 @@ class Scene:
         self.url = self.prometheus_url = ""
         self.log = folder / "gateway.log"
         self.environment: dict[str, str] = {}
+        self.admin_key = secrets.token_urlsafe(32)
+        self.board: OpenBoard | None = None
+        self.sent: list[Sent] = []
         self._fault: Any = None
 
     def write_tenants(self) -> None:
@@ -80,13 +91,26 @@ class Scene:
         self.tenants.chmod(0o600)
 
     def put(self, tenant: str = "quiet", count: int = 1) -> int:
-        """Put records, and return the status of the answer; 0 without one."""
-        body = {"records": [{"partition_key": f"k{number}", "data": "x" * 100} for number in range(count)]}
-        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
+        """Put records in a trace of their own, and return the status of the answer; 0 without one."""
+        records = [{"partition_key": f"k{number}", "data": {"text": "x" * 100}} for number in range(count)]
+        trace_id, traceparent = new_trace()
+        at, request_id, status = time.time(), f"drill-{len(self.sent)}", 0
+        fields = {
+            "authorization": f"Bearer {self.keys[tenant]}",
+            "traceparent": traceparent,
+            "x-request-id": request_id,
+        }
         with suppress(httpx.TransportError):
             url = f"{self.url}/v1/streams/{STREAM}/records?ack={self.ack}"
-            return self.client.post(url, json=body, headers=headers).status_code
-        return 0
+            status = self.client.post(url, json={"records": records}, headers=fields).status_code
+        self.sent.append(Sent(at, request_id, trace_id, count, status))
+        return status
+
+    def arrived(self, sent: Sent) -> int:
+        """Return how many user records in Kinesis carry the trace of a request."""
+        stored = self.kinesis.call(lambda fake, _: list(fake.records(STREAM)))
+        found = [decode(each.data) or [each] for each in stored]
+        return sum(carries(record.data, sent.trace_id) for records in found for record in records)
 
     def readiness(self) -> tuple[int, dict[str, Any]]:
         """Return status and document of `/readyz?verbose`; 0 without an answer."""
@@ -120,7 +144,8 @@ class Scene:
         alerts: dict[str, str] = {}
         for each in asked(self.prometheus_url, "alerts")["alerts"]:
             alerts.setdefault(each["labels"]["alertname"], each["state"])
-        return Look(time.time() - started_at, ready, document["parts"], alerts, client)
+        board = None if self.board is None else self.board.look()
+        return Look(time.time() - started_at, ready, document["parts"], alerts, client, board)
 
     def watch(self, started_at: float, is_over: Callable[[list[Look]], object], seconds: float) -> list[Look]:
         """Look again and again until `is_over`, for so long at most."""
@@ -144,8 +169,8 @@ class Scene:
 def running(folder: Path, settings: dict[str, str], *, workers: int = 1) -> Iterator[Scene]:
     """Run a gateway, its Kinesis and a Prometheus; `settings` are those of KPL_INGEST_..., and the folder is empty."""
     is_tls = "TLS_CERTIFICATE" in settings
-    with ThreadedLocalKinesis(LocalKinesis({STREAM: 2})) as kinesis:
-        scene = Scene(folder, kinesis, is_tls=is_tls)
+    with ThreadedLocalKinesis(LocalKinesis({STREAM: 2})) as kinesis, collector() as traces:
+        scene = Scene(folder, kinesis, traces, is_tls=is_tls)
         known = {
             "TENANTS": str(scene.tenants),
             "PORT": "0",
@@ -153,18 +178,20 @@ def running(folder: Path, settings: dict[str, str], *, workers: int = 1) -> Iter
             "ENDPOINT_URL": kinesis.endpoint_url,
             "DRAIN_DELAY_SECONDS": "0",
             "CLOSE_SECONDS": "2",
+            "ADMIN_KEY": scene.admin_key,
             "WORKERS": str(workers),
             **settings,
         }
         scene.environment = {f"KPL_INGEST_{name}": value for name, value in known.items()}
-        scene.environment |= {
+        scene.environment |= traces.environment | {
             "PYTHONPATH": str(Path(kpl_integrations.__file__).parents[1]),
             "AWS_ENDPOINT_URL_KINESIS": kinesis.endpoint_url,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "local",
             "AWS_SECRET_ACCESS_KEY": "local",
         }
-        command = [sys.executable, "-m", "kpl_integrations.cli", "serve"]
+        instrument = str(Path(sys.executable).parent / "opentelemetry-instrument")
+        command = [instrument, sys.executable, "-m", "kpl_integrations.cli", "serve"]
         with own_process("gateway", command, logs=folder, environment=scene.environment) as gateway, scene.client:
             gateway.wait_until(lambda: "listens on" in scene.log.read_text(), what="address", seconds=_START_SECONDS)
             scene.url = re.findall(r"listens on (\S+)", scene.log.read_text())[0]
@@ -175,4 +202,5 @@ def running(folder: Path, settings: dict[str, str], *, workers: int = 1) -> Iter
                     lambda: bool(asked(scene.prometheus_url, "query", query="kinesis_ingest_open == 1")["result"]),
                     what="scrape",
                 )
-                yield scene
+                with opened_board(scene.url, scene.admin_key) as scene.board:
+                    yield scene
