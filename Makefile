@@ -72,7 +72,7 @@ help:
 	@echo 'make interop   the tests with independent emulators, consumers and SDKs'
 	@echo 'make chaos     the tests with injected faults, for some minutes'
 	@echo 'make hostile   small expensive requests: what each costs, and whether a quiet tenant is served beside the worst'
-	@echo 'make drill     breaks each part of a gateway: what /readyz, alert, log and kpl doctor say, and how it ends'
+	@echo 'make drill     breaks each part of a gateway: what /readyz, alert, dashboard, log, kpl doctor and a trace say, and how it ends'
 	@echo 'make simulate  producers and a gateway under faults of service and disk in virtual time, seed by seed (SECONDS=60 SEED=7)'
 	@echo 'make laws      what is in force in a fleet under each kind of fault, ten million transitions in virtual time'
 	@echo 'make bench     records per CPU-second, compared with the alternatives'

@@ -11,19 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
-NO_CHROMIUM = "no `chromium` on the PATH, so the dashboard was not looked at (Debian, Ubuntu: apt install chromium)"
-# Root has no sandbox; the other flags stop the browser's requests to its vendor at every start.
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+from tests.support.chromium import NO_CHROMIUM, chromium
 
 
 class Gateway(NamedTuple):
@@ -33,13 +23,10 @@ class Gateway(NamedTuple):
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
+    if shutil.which("chromium") is None:
         pytest.skip(NO_CHROMIUM)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @contextmanager

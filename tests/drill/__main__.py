@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.drill.board import NO_CHROMIUM, Board
+from tests.drill.board import Board
 from tests.drill.cases import CASES, Case, NotRun, logged, unmounted
 from tests.drill.scene import LogLine, Look, Scene, running
 from tests.drill.traces import Sent
+from tests.support.chromium import NO_CHROMIUM
 from tests.support.prometheus_server import NO_PROMETHEUS, needs_prometheus
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kpl_core.testing import ErrorAnswer
+from kpl_core.testing import ErrorAnswer, RecordError, When
 from tests.drill.scene import Scene
 from tests.support.certificates import certificate_pair, days_from_now
 from tests.support.small_disk import MIB, fill_disk, free_disk
@@ -188,6 +188,16 @@ CASES = (
         log=r"part changed: kinesis is failed: requests to stream orders \(AccessDeniedException\) fail",
         doctor="stream",
         breaks=lambda scene: scene.break_kinesis(ErrorAnswer("AccessDeniedException")),
+        repairs=Scene.repair_kinesis,
+    ),
+    Case(
+        name="a shard throttled",
+        part="kinesis",
+        state="degraded",
+        alert="KinesisBreakerOpen",
+        log="part changed: kinesis is degraded: the circuit breaker of shard orders shardId-000000000000",
+        board={"hot": "orders 0", "late": "Nothing is delivered", "suffers": "Not known"},
+        breaks=lambda scene: scene.break_kinesis(RecordError(), When(shard_id="shardId-000000000000")),
         repairs=Scene.repair_kinesis,
     ),
     Case(

@@ -25,6 +25,7 @@ from tests.support.processes import own_process
 from tests.support.prometheus_server import asked, prometheus
 
 STREAM = "orders"
+EVERYTHING = When()
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 _LINE = re.compile(r"^(\S+Z) (\w+): (.*)$")
@@ -119,9 +120,9 @@ class Scene:
             return answer.status_code, answer.json()
         return 0, {"parts": {}}
 
-    def break_kinesis(self, effect: Effect) -> None:
-        """Let each request to Kinesis fail in this way."""
-        self._fault = self.kinesis.call(lambda fake, _: fake.faults.add(effect, When()))
+    def break_kinesis(self, effect: Effect, when: When = EVERYTHING) -> None:
+        """Let requests to Kinesis, or records in them, fail in this way."""
+        self._fault = self.kinesis.call(lambda fake, _: fake.faults.add(effect, when))
 
     def repair_kinesis(self) -> None:
         """End that."""

@@ -1,4 +1,4 @@
-"""The drill's cases that no quicker test has from end to end: a full disk, TLS, a denial, and a killed worker."""
+"""The drill's cases that no quicker test has from end to end: a full disk, TLS, Kinesis, and a killed worker."""
 
 from pathlib import Path
 
@@ -6,10 +6,11 @@ import pytest
 
 from tests.drill.__main__ import drill
 from tests.drill.cases import CASES, Case, NotRun
+from tests.support.chromium import needs_chromium
 from tests.support.prometheus_server import needs_prometheus
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400), needs_prometheus]
-RUN = {"spool full", "certificate expired", "Kinesis denied", "a worker killed"}
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400), needs_prometheus, needs_chromium]
+RUN = {"spool full", "certificate expired", "Kinesis denied", "a shard throttled", "a worker killed"}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in RUN], ids=lambda case: case.name)
