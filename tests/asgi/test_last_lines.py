@@ -85,9 +85,14 @@ def served(command: tuple[str, ...], url: str, folder: Path, more: Mapping[str, 
     port = free_port()
     arguments = [part.format(port=port) for part in command]
     with running(arguments, folder / "output", {**ACCOUNT, "KPL_ENDPOINT_URL": url, **more}, folder=folder) as server:
-        wait_until(lambda: is_answered("GET", port), server.said, seconds=60)
+        wait_until(lambda: is_answered("GET", port) and has_all_workers(server.said()), server.said, seconds=60)
         assert is_answered("POST", port), server.said()
         yield Served(server, port)
+
+
+def has_all_workers(said: str) -> bool:
+    """Return True if each worker of granian hears signals: one that starts does not, and is killed 45 seconds later."""
+    return said.count("Started worker-") >= said.count("Spawning worker-")
 
 
 def is_answered(method: str, port: int) -> bool:
