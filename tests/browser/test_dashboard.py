@@ -153,6 +153,7 @@ def _trouble() -> dict[str, Any]:
         "room": {"outstanding_records": 80, "max_records": 100, "outstanding_bytes": 1, "max_bytes": 32 << 20},
         "answers": {"202": 90, "429": 10},
         "refusals": {"quota": 7, "queue share": 3},
+        "streams": {"orders": {"breakers": {"shardId-000000000003": "open"}}},
     }
     board = Board()
     board.update(msgspec.convert(document | {"tenants": {each: {} for each in tenants}}, StatsDocument), [], 0.0)
@@ -215,6 +216,11 @@ def test_the_dashboard_answers_the_four_questions_of_an_operator(
     expect(page.locator("#cause")).to_have_text("flood")
     expect(page.locator("#cause-shares output")).to_have_text(["90%", "90%", "75%"])
     expect(page.locator("#hot")).to_have_text("orders 3")
+    expect(page.locator("#breakers p")).to_have_text("orders, shardId-000000000003: open")
+    colours = [
+        page.locator(each).first.evaluate("(each) => getComputedStyle(each).color") for each in ("#breakers p", ".bad")
+    ]
+    assert colours[0] == colours[1]
     expect(page.locator("#answers tr")).to_have_count(4)
     expect(page.locator("#answers tr td:first-child")).to_have_text(
         ["202 Accepted", "429 Too Many Requests", "refused: quota", "refused: queue share"]

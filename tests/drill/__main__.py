@@ -2,6 +2,7 @@
 
     python -m tests.drill                          all cases
     python -m tests.drill "store away" "spool full"
+    python -m tests.drill --markdown               as the tables of docs/drill.md
 
 The exit status is 1 if something was said wrongly, or did not end by itself.
 """
@@ -10,6 +11,7 @@ import re
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,10 +146,13 @@ def _affected(sent: list[Sent], since: float) -> Sent:
 
 def _about_trace(case: Case, scene: Scene, sent: Sent, problems: list[str]) -> str:
     wait_until(lambda: scene.traces.span(sent.trace_id), f"the span of {sent.request_id} in trace {sent.trace_id}")
+    expected = sent.records if sent.is_accepted and not case.loses else 0
+    with suppress(AssertionError):  # records that were tried again and again wait for the next time
+        wait_until(lambda: scene.arrived(sent) >= expected, "the records")
     span, arrived = scene.traces.span(sent.trace_id), scene.arrived(sent)
     if f" {sent.status}," not in str(span):
         problems.append(f"the client got {sent.status}, and the span of the gateway says {span}")
-    if arrived != (sent.records if sent.is_accepted and not case.loses else 0):
+    if arrived != expected:
         problems.append(f"{arrived} of {sent.records} records of a request that got {sent.status} are in Kinesis")
     records = f"{arrived} of {sent.records} record{'s' if sent.records > 1 else ''} in Kinesis"
     return f"trace     {sent.trace_id}: client POST {sent.request_id} {sent.status} > gateway {span} > {records}"
@@ -185,11 +190,18 @@ def _about_end(case: Case, looks: list[Look], problems: list[str]) -> str:
     return f"end       by itself: {part} {well.seconds:.1f} s after the repair, the alert {alert}"
 
 
+def _table(case: Case, lines: list[str]) -> str:
+    rows = (line.replace("|", "\\|").split(maxsplit=1) for line in lines)
+    cells = "".join(f"| {name} | {text} |\n" for name, text in rows)
+    return f"\n## {case.name[0].upper()}{case.name[1:]}\n\n| | |\n| --- | --- |\n{cells}"
+
+
 def main(names: list[str]) -> int:
-    """Run the cases with these names, or all; return the exit status."""
+    """Run the cases with these names, or all; return the exit status. "--markdown": print tables."""
     if needs_prometheus.args[0]:
         sys.stdout.write(f"not run: {NO_PROMETHEUS}\n")
         return 0
+    is_page, names = "--markdown" in names, [name for name in names if name != "--markdown"]
     unknown = set(names) - {case.name for case in CASES}
     if unknown:
         sys.stdout.write(f"no such case: {', '.join(sorted(unknown))}; there are: {', '.join(c.name for c in CASES)}\n")
@@ -198,13 +210,15 @@ def main(names: list[str]) -> int:
     for case in CASES:
         if names and case.name not in names:
             continue
-        sys.stdout.write(f"\n{case.name}\n")
         with tempfile.TemporaryDirectory(prefix="kpl-drill-") as folder:
             try:
                 lines, problems = drill(case, Path(folder))
             except NotRun as error:
                 lines, problems = [f"not run: {error}"], []
-        sys.stdout.write("".join(f"  {line}\n" for line in lines))
+        lines = [line.replace(folder, "/var/lib/kpl") for line in lines]
+        sys.stdout.write(
+            _table(case, lines) if is_page else "\n".join(["", case.name, *(f"  {line}" for line in lines), ""])
+        )
         sys.stdout.write("".join(f"  WRONG: {problem}\n" for problem in problems))
         sys.stdout.flush()
         status = 1 if problems else status
