@@ -15,6 +15,7 @@ from tests.support.chromium import chromium
 PICTURES = os.environ.get("KPL_PICTURES")
 _WINDOWS = {"desktop": (1400, 900), "phone": (390, 1160)}
 _SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
+_COLOURS = {"good": "green", "warn": "amber", "bad": "red", "": "no colour"}
 # The answer of each card, with its remark.
 QUESTIONS = {"lost": "lost", "late": "late", "cause": "cause", "suffers": "suffers", "hot": "hot shard"}
 _READ = """() => ({
@@ -40,7 +41,7 @@ class Board(NamedTuple):
 
     def __str__(self) -> str:
         troubled = ", ".join(f"{part} {state}" for part, state in self.parts.items() if state != "ok")
-        cards = [f"{name}: {self.texts[card]} [{self.levels[card]}]" for card, name in QUESTIONS.items()]
+        cards = [f"{name}: {self.texts[card]} ({_COLOURS[self.levels[card]]})" for card, name in QUESTIONS.items()]
         return "; ".join([f"parts: {troubled or 'all ok'}", *cards])
 
 
