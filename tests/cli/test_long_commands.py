@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,7 @@ class Drain(Command):
         return ("spool", "drain", str(self.file), *self.stream.address[1:])
 
 
-COMMANDS = {"put": Put, "dlq redrive": Redrive, "spool drain": Drain}
+COMMANDS: dict[str, type[Any]] = {"put": Put, "dlq redrive": Redrive, "spool drain": Drain}
 
 
 @pytest.fixture(params=COMMANDS)
