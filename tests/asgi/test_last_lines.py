@@ -9,7 +9,7 @@ import signal
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -84,15 +84,20 @@ class Served:
 def served(command: tuple[str, ...], url: str, folder: Path, more: Mapping[str, str]) -> Iterator[Served]:
     port = free_port()
     arguments = [part.format(port=port) for part in command]
+    for marker in folder.glob("started-*"):
+        marker.unlink()
     with running(arguments, folder / "output", {**ACCOUNT, "KPL_ENDPOINT_URL": url, **more}, folder=folder) as server:
-        wait_until(lambda: is_answered("GET", port) and has_all_workers(server.said()), server.said, seconds=60)
+        # One that starts prints more after the last line of the others, or hears no signal.
+        wait_until(lambda: is_answered("GET", port) and has_workers(arguments, folder, server), server.said, seconds=60)
         assert is_answered("POST", port), server.said()
         yield Served(server, port)
 
 
-def has_all_workers(said: str) -> bool:
-    """Return True if each worker of granian hears signals: one that starts does not, and is killed 45 seconds later."""
-    return said.count("Started worker-") >= said.count("Spawning worker-")
+def has_workers(arguments: Sequence[str], folder: Path, server: Running) -> bool:
+    """Return True if all workers have started. Those of granian hear signals a moment later, when they say so."""
+    wanted = int(arguments[arguments.index("--workers") + 1]) if "--workers" in arguments else 1
+    is_heard = server.said().count("Started worker-") >= server.said().count("Spawning worker-")
+    return is_heard and ("wsgi" in " ".join(arguments) or len(list(folder.glob("started-*"))) == wanted)
 
 
 def is_answered(method: str, port: int) -> bool:

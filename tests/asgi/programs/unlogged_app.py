@@ -1,13 +1,15 @@
 """An application that configures no logging, unless LOG_LEVEL is set; KPL_ENDPOINT_URL says where Kinesis is.
 
-GET /open is answered after a minute. POST /<anything> puts ten records: with PUTS=lifespan through the producer of a
-`KinesisLifespan`, with PUTS=blocking through the process' `BlockingProducer`. `wsgi` is the second for WSGI servers.
+Each worker that starts makes a file. GET /open is answered after a minute. POST /<anything> puts ten records: with
+PUTS=lifespan through the producer of a `KinesisLifespan`, with PUTS=blocking through the process' `BlockingProducer`.
+`wsgi` is the second for WSGI servers.
 """
 
 import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from kpl_core import BlockingProducer, Config, SpoolOptions
@@ -36,6 +38,7 @@ def is_lifespan_wanted() -> bool:
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answer an ASGI request, after its records were put."""
     if scope["type"] != "http":
+        Path(f"started-{os.getpid()}").touch()  # noqa: ASYNC240 - at once
         message = "no lifespans"
         raise RuntimeError(message)
     if scope["path"] == "/open":
