@@ -66,7 +66,7 @@ from kpl_integrations.ingest.outside_parts import (
     opentelemetry_metrics,
     opentelemetry_spans,
 )
-from kpl_integrations.ingest.readiness.watch import PartsWatch
+from kpl_integrations.ingest.readiness.readyz import PartsWatch
 from kpl_integrations.ingest.request.kinesis_wire import KinesisRequest, signed_request
 from kpl_integrations.ingest.request.needs import Need, Steps
 from kpl_integrations.ingest.request.otlp import OTLP_PATHS, OtlpRequest

@@ -23,7 +23,7 @@ from kpl_integrations.ingest.http.correlation import RequestSpans
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import FieldsByName, Server, authorization_of, server_of
-from kpl_integrations.ingest.readiness.watch import PartsWatch
+from kpl_integrations.ingest.readiness.readyz import PartsWatch
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory

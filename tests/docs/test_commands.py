@@ -42,7 +42,7 @@ ELSEWHERE = {
     r"opentelemetry-instrument .*": "tests/otel/test_programs.py",
     r"kpl top .*": "tests/cli/test_top.py",
     r"curl -i http://127.0.0.1:8080/v1/streams/demo/records .*": "tests/ingest/app/test_gateway_examples.py",
-    r"curl -s 'http://127.0.0.1:8080/readyz\?verbose'": "tests/ingest/readiness/test_watch.py",
+    r"curl -s 'http://127.0.0.1:8080/readyz\?verbose'": "tests/ingest/readiness/test_readyz.py",
     # No Docker engine and no cluster here, as docs/howto/deploy.md says. These test what the commands read.
     r"docker .*": "tests/ingest/app/test_image_and_compose.py",
     r"kubectl .*|helm .*": "tests/interop/test_kubernetes.py",

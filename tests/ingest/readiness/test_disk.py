@@ -14,7 +14,7 @@ from kpl_core.durability.spool import DeadLetter, Spool, SpooledRecord, SpoolFul
 from kpl_core.durability.spool.tables import LetterFilter
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.readiness.test_watch import LOGGER, said, shown
+from tests.ingest.readiness.test_readyz import LOGGER, said, shown
 from tests.support.gateway_scene import Client, KnownTenants, kinesis, open_gateway, records
 from tests.support.small_disk import MIB
 from tests.support.waiting import until

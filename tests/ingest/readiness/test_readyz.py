@@ -14,7 +14,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.readiness.parts import Part, PartState
-from kpl_integrations.ingest.readiness.watch import USED_SECONDS
+from kpl_integrations.ingest.readiness.readyz import USED_SECONDS
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.certificates import certificate_pair, days_from_now, needs_openssl
 from tests.support.gateway_scene import Client, KnownTenants, gateway_of, kinesis, open_gateway, records
