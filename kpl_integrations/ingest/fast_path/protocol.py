@@ -32,7 +32,7 @@ from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.raw_answers import FAILED, AnswerStarts, EncodedAnswer, encoded
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
-from kpl_integrations.ingest.http.request_cycle import Http1Cycle, note
+from kpl_integrations.ingest.http.request_cycle import Http1Cycle, claim_connection
 from kpl_integrations.ingest.http.request_head import RecordsHead, Server
 from kpl_integrations.ingest.http2.connection import become_http_2
 from kpl_integrations.ingest.request.needs import Need, Results, Steps
@@ -284,7 +284,7 @@ class GatewayConnection(HttpConnection):
     def _note(self, head: RecordsHead) -> bool:
         """Note the tenant of a request whose credentials differ from the last one's. Return True if they are valid."""
         tenant = self.requests.tenant_of(head)
-        note(self, tenant)
+        claim_connection(self, tenant)
         self.reader.authorization = head.authorization
         return tenant is not None
 
@@ -336,7 +336,7 @@ class GatewayConnection(HttpConnection):
             self.cycle = cycle
         application: Any = partial(self._finishing, steps, need)
         if self.turns.is_active:
-            application = ChargedRequest(self.reader, application, partial(note, self))
+            application = ChargedRequest(self.reader, application, partial(claim_connection, self))
         self._run(cycle, application, {})
 
     async def _finishing(self, steps: Steps[Answer], need: Need, _scope: Scope, _receive: Receive, send: Send) -> None:

@@ -125,6 +125,7 @@ class RequestCycle:
         if self._has_started and self._head is None:
             self.client_gone()
             self.abort()
+            self.response_complete = True
         else:
             self._start(500, [(REQUEST_ID_HEADER, request_id), *FAILED_FIELDS])
             self._send_body(FAILED_TEXT, more_body=False)
@@ -164,7 +165,8 @@ class RequestCycle:
             RuntimeError: it is not the time for this message, a header field is invalid, or the answer has another
                 length than its Content-Length.
         """
-        writable = None if self.disconnected else self.writable()
+        # A complete answer waits for its client without the application.
+        writable = None if self.disconnected or self.response_complete else self.writable()
         if writable is not None:
             await writable
         if self.disconnected:
@@ -303,8 +305,8 @@ class ServingConnection(Protocol):
         """Keep this connection: it has shown valid credentials."""
 
 
-def note(connection: ServingConnection, tenant: Tenant | None) -> bool:
-    """Note the tenant of a request; None: its credentials are not verified. Return True: it is not refused."""
+def claim_connection(connection: ServingConnection, tenant: Tenant | None) -> bool:
+    """Let a connection belong to the tenant of its request; None: it is not verified. Return True: it may go on."""
     connection.reader.claim(tenant)
     if tenant is not None:
         connection.verified()
@@ -315,7 +317,7 @@ def application_for(connection: ServingConnection, cycle: RequestCycle, scope: S
     """Return what answers this request, and add to its scope what the server does for it."""
     server, reader = connection.server, connection.reader
     application = _FULL if server.is_full(connection.places.http_2_requests) else server.application
-    claim: Callable[[Tenant | None], bool] = partial(note, connection)
+    claim: Callable[[Tenant | None], bool] = partial(claim_connection, connection)
     if connection.turns.is_active:
         application = timed = ChargedRequest(reader, application, claim)
         claim = timed.claim

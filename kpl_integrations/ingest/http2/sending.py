@@ -89,7 +89,7 @@ class AnswerSender:
         unsent = self._unsent.get(stream_id)
         if unsent is None:
             return None
-        if unsent.taken is None:
+        if unsent.taken is None or unsent.taken.cancelled():
             unsent.taken = asyncio.get_running_loop().create_future()
         return unsent.taken
 

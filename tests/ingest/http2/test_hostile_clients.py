@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import anyio
 import pytest
 from h2.settings import SettingCodes
 
@@ -51,6 +52,44 @@ async def test_answers_that_nobody_takes_hold_no_task_and_fill_no_gateway():
         assert not any(each.http2.streams for each in rude)
         for each in rude:
             await each.close()
+
+
+@in_virtual_time
+async def test_refusals_whose_bodies_come_late_hold_no_task_either():
+    """The gateway says the end of such an answer behind it, and waited there for the client."""
+    async with talking() as (scene, talk):
+        talk.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        await talk.exchange()
+        for _ in range(90):
+            talk.client.begin("POST", PATH, [*AS_JSON, ("content-length", "99999999")])
+        await talk.exchange(1.0)
+        assert len(talk.http2.streams) == 90
+        assert not scene.server.tasks
+        assert scene.places.http_2_requests == 0
+
+
+@in_virtual_time
+async def test_an_application_goes_on_after_a_part_that_it_did_not_wait_for():
+    """The dashboard sends a last event after its task was cancelled: a part may still wait for the client's window."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with anyio.move_on_after(1.0):
+            for part in (b"taken", b"waits", b"not sent"):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"last"})
+
+    async with talking(application) as (scene, talk):
+        talk.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 7})
+        talk.client.returns_window = False
+        await talk.exchange()
+        stream = talk.client.ask("GET", "/")
+        await talk.exchange(3.0)
+        talk.client.h2.increment_flow_control_window(1_000, stream)
+        await talk.exchange(1.0)
+        assert talk.client.answers[stream][2] == b"takenwaitslast"
+        assert stream in talk.client.ended
+        assert scene.places.unsent_bytes == 0
 
 
 @in_virtual_time
