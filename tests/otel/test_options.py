@@ -114,7 +114,7 @@ def test_misspelt_variables_get_a_warning_that_names_the_nearest():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         resolve_options("logs", {}, {**known, "KPL_SPOL": "not ours", "KPL_OTEL_TRACES_TIMEOUT": "5"})
-    with pytest.warns(UserWarning, match="no option of an exporter are ignored") as caught:
+    with pytest.warns(UserWarning, match="that are not options of an exporter are ignored") as caught:
         resolve_options("logs", {}, {**known, "KPL_OTEL_STREM": "b", "KPL_OTEL_LOGS_SPOL": "c"})
     [text] = [str(each.message) for each in caught]
     assert (
