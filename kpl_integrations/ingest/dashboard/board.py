@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from prometheus_client.samples import Sample
 
-from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, per_second
+from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, TenantStats, per_second
 from kpl_integrations.ingest.admission.refusals import REFUSALS
 from kpl_integrations.ingest.readiness.parts import PartState
 
@@ -25,6 +25,7 @@ _USED: Final = "kinesis_producer_shard_utilisation"
 _WAIT: Final = "kinesis_ingest_tenant_wait_seconds"
 _LIMIT: Final = "kinesis_producer_shard_rate_limit"
 _STATUSES: Final = {refusal.value: row.status for refusal, row in REFUSALS.items()}
+_FIRST_SERVER_ERROR: Final = 500
 
 _PART: Final = "kinesis_ingest_part"
 # A worker whose last report is older hangs.
@@ -45,6 +46,7 @@ class Board:
         self._delivered_bytes = 0.0
         self._throttled: dict[_Shard, float] = {}
         self._cpu_seconds: dict[str, float] = {}
+        self._shed: dict[str, int] = {}
         self._updated_at: float | None = None
 
     def update(
@@ -94,7 +96,7 @@ class Board:
             "spool_bytes": _sum(samples, "kinesis_producer_spool_bytes"),
             "spool_failing": _sum(samples, "kinesis_producer_spool_failing"),
             "dead_letters": _sum(samples, "kinesis_producer_dlq_depth"),
-            "tenants": self._tenants(stats, view, waits),
+            "tenants": self._tenants(stats, view, waits, seconds),
         }
 
     def _throttled_per_second(self, samples: Iterable[Sample], seconds: float) -> dict[_Shard, float]:
@@ -102,11 +104,16 @@ class Board:
         before, self._throttled = self._throttled, totals
         return {shard: per_second(total, before.get(shard, 0.0), seconds) for shard, total in totals.items()}
 
-    def _tenants(self, stats: StatsDocument, view: GatewayView, waits: Mapping[str, float]) -> list[dict[str, Any]]:
+    def _tenants(
+        self, stats: StatsDocument, view: GatewayView, waits: Mapping[str, float], seconds: float
+    ) -> list[dict[str, Any]]:
         """Return the tenants with the longest queues, each with its shares of rate, queue and measured CPU time.
 
-        `waits` are the seconds for which the oldest record of each has waited.
+        `waits` are the seconds for which the oldest record of each has waited. `shed_per_second` are the refusals with
+        a status of 5xx: the tenant itself did nothing wrong.
         """
+        shed = {name: _shed(each) for name, each in stats.tenants.items()}
+        shed_before, self._shed = self._shed, shed
         totals = {name: each.cpu_seconds for name, each in stats.tenants.items()}
         before, self._cpu_seconds = self._cpu_seconds, totals
         cpu = {name: max(0.0, total - before.get(name, total)) for name, total in totals.items()}
@@ -124,6 +131,7 @@ class Board:
                 "queue_share": each.waiting_bytes / queue if queue else None,
                 "cpu_share": cpu[each.tenant] / used if used else None,
                 "refused_per_second": each.refused_per_second,
+                "shed_per_second": per_second(shed[each.tenant], shed_before.get(each.tenant, 0), seconds),
                 "refused": sum(stats.tenants[each.tenant].refused.values()),
             }
             for each in view.tenants
@@ -268,6 +276,10 @@ def _open_breakers(streams: Iterable[StreamView]) -> list[dict[str, str]]:
         for each in streams
         for shard, state in sorted(each.breakers.items())
     ]
+
+
+def _shed(tenant: TenantStats) -> int:
+    return sum(count for reason, count in tenant.refused.items() if _STATUSES.get(reason, 0) >= _FIRST_SERVER_ERROR)
 
 
 def _place(sample: Sample) -> _Shard:
