@@ -10,7 +10,15 @@ from typing import Any, Final
 import msgspec
 from prometheus_client.samples import Sample
 
-from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, TenantStats, per_second
+from kpl_integrations.gateway_figures import (
+    SILENT_SECONDS,
+    GatewayView,
+    RateTracker,
+    StatsDocument,
+    StreamView,
+    TenantStats,
+    per_second,
+)
 from kpl_integrations.ingest.admission.refusals import REFUSALS
 from kpl_integrations.ingest.readiness.parts import PartState
 
@@ -28,8 +36,6 @@ _STATUSES: Final = {refusal.value: row.status for refusal, row in REFUSALS.items
 _FIRST_SERVER_ERROR: Final = 500
 
 _PART: Final = "kinesis_ingest_part"
-# A worker whose last report is older hangs.
-_SILENT_SECONDS: Final = 10.0
 # The worst first.
 _STATES: Final = (PartState.FAILED, PartState.DEGRADED, PartState.OK)
 _NO_PARTS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -181,7 +187,11 @@ def _quantile(cumulative: Mapping[float, float], share: float) -> float | None:
 def _silent_processes(stats: StatsDocument, *, is_current: bool) -> list[dict[str, Any]]:
     """Return a failed part for each process that hangs, because what is shown of it is no longer known."""
     if not is_current:
-        return [_silent("supervisor", None, "it does not answer, and all figures are old", "look at the main process")]
+        action = (
+            "take a stack of the main process, which started the workers (`py-spy dump --pid PID`), kill it, and start "
+            "the gateway again: its workers stop in order without it"
+        )
+        return [_silent("supervisor", None, "it does not answer, and all figures are old", action)]
     return [
         _silent(
             f"worker {worker}",
@@ -190,7 +200,7 @@ def _silent_processes(stats: StatsDocument, *, is_current: bool) -> list[dict[st
             f"take a stack (`py-spy dump --pid {each.process_id}`) and kill it: another one takes its place",
         )
         for worker, each in stats.workers.items()
-        if each.silent_seconds > _SILENT_SECONDS
+        if each.silent_seconds > SILENT_SECONDS
     ]
 
 

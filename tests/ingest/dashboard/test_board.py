@@ -96,6 +96,7 @@ def test_a_process_that_hangs_is_a_failed_part_because_its_figures_are_old() -> 
     assert kinesis["state"] == "ok"
     supervisor, _ = board.update(stats, _part("kinesis", ok=3), 1.0, is_current=False)["parts"]
     assert (supervisor["part"], supervisor["state"]) == ("supervisor", "failed")
+    assert "start the gateway again" in supervisor["action"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.floats(0.0, 100.0)), min_size=2))
