@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+# A worker whose last report is older hangs.
+SILENT_SECONDS: Final = 10.0
 _MOST_TENANTS: Final = 1_000
 # The length of the sparkline, in updates.
 _MOST_HISTORY: Final = 60

@@ -129,6 +129,11 @@ class CircuitBreaker:
         """The state as of the latest call, for other threads; changes nothing."""
         return self._state
 
+    @property
+    def is_recovering(self) -> bool:
+        """True if it is half-open and records have succeeded since; as of the latest call, as `known_state`."""
+        return self._state is BreakerState.HALF_OPEN and self._succeeded > 0
+
     def state(self, now: float) -> BreakerState:
         """Return the state at `now`."""
         self._advance(now)

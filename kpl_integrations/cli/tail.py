@@ -11,7 +11,7 @@ The output of an earlier run says how far that run has read each shard, so `--af
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from kpl_core.paging import PageTokens
 from kpl_core.records.hash_key import hash_key_of
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
+from kpl_integrations.cli.options import ProgressWanted
 from kpl_integrations.cli.progress import progress
 from kpl_integrations.cli.terminal import note, printable, results
 
@@ -64,9 +65,18 @@ class TailCommand:
     async def run(self) -> ExitCode:
         """Read until Ctrl-C, the limit, or the end of the stream without --follow; each of them is status 0."""
         ended = await until_signal(self._read)
-        if ended is not ExitCode.DONE and self.as_json and not sys.stdout.isatty():
-            note(f"read {self._read_records:,} records; `--after FILE` with this output continues behind them")
+        is_kept = self.as_json and not sys.stdout.isatty()
+        if ended is not ExitCode.DONE and is_kept and self._read_records and not ProgressWanted.is_quiet:
+            self._print_how_to_continue()
         return ExitCode.DONE
+
+    def _print_how_to_continue(self) -> None:
+        """Print a line of JSON on stderr, as progress is, with the options that read the rest."""
+        # Without --from-start, a shard of which nothing was read yet would begin in the middle.
+        options = "--from-start --after FILE" if self.from_start else "--after FILE"
+        line = {"interrupted": "read", "records": self._read_records, "continue_with": options}
+        with suppress(OSError):  # as `note`
+            sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
 
     async def _read(self) -> None:
         earlier = ReadBefore() if self.after is None else ReadBefore.of_output(self.after)

@@ -166,6 +166,11 @@ _ROWS: Final = (
     ),
     _gauge("kinesis_ingest_workers", "Running gateway processes; only with workers."),
     _gauge(
+        "kinesis_ingest_worker_silent_seconds",
+        "Age of a worker's last report: a second at most, unless its process hangs; only with workers.",
+        "worker",
+    ),
+    _gauge(
         "kinesis_ingest_lost_records",
         "User records that a worker had acknowledged when it died and that nothing stores; only with workers.",
     ),

@@ -45,9 +45,9 @@ IDLE = "the Kinesis producer is closed: 0 accepted: 0 delivered, 0 failed, 0 buf
 # The lines that a server prints itself.
 OF_SERVERS = re.compile(r"INFO: |\[INFO\]|\[[-\d: +]+\] \[\d+\] \[|127\.0\.0\.1")
 CLOSED = "the Kinesis producer is closed: 10 accepted: "
-LOST = f"{CLOSED}0 delivered, 10 failed, 0 buffered"
+LOST = f"{CLOSED}0 delivered, 10 failed (10 REASON), 0 buffered"
 # With a request on its way at the end, what became of its records is unknown.
-REASON = re.compile(r" \(10 (Shutdown|Unknown)\)")
+REASON = re.compile(r"\(10 (Shutdown|Unknown)\)")
 NOT_CLOSED = (
     "the Kinesis producer is not closed at the end of the process: 10 accepted: 0 delivered, 0 failed, 10 buffered"
 )
@@ -68,17 +68,19 @@ def healthy() -> Iterator[str]:
 class Served:
     """A server that has answered one request, whose ten records are on their way."""
 
-    def __init__(self, server: Running, port: int) -> None:
+    def __init__(self, server: Running, port: int, *, logs_idle_workers: bool) -> None:
         self.server = server
         self.port = port
+        self._other_lines = {IDLE} if logs_idle_workers else set()
 
     def last_lines(self) -> list[str]:
-        """End it by SIGTERM, and return its lines of ours about the producer, without the reason of a loss."""
+        """End it by SIGTERM, and return its lines of ours about the producer, with REASON for that of a loss."""
         self.server.end(signal.SIGTERM, within=40)
-        lines = [line for line in self.server.said().splitlines() if not OF_SERVERS.match(line) and line != IDLE]
+        lines = [line for line in self.server.said().splitlines() if not OF_SERVERS.match(line)]
+        lines = [line for line in lines if line not in self._other_lines]
         ours = [line for line in lines if "Kinesis producer" in line]
         assert not ours or lines[-1] == ours[-1], self.server.said()
-        return [REASON.sub("", line) for line in ours]
+        return [REASON.sub("(10 REASON)", line) for line in ours]
 
 
 def served(command: tuple[str, ...], url: str, folder: Path, more: Mapping[str, str]) -> Iterator[Served]:
@@ -90,7 +92,7 @@ def served(command: tuple[str, ...], url: str, folder: Path, more: Mapping[str, 
         # One that starts prints more after the last line of the others, or hears no signal.
         wait_until(lambda: is_answered("GET", port) and has_workers(arguments, folder, server), server.said, seconds=60)
         assert is_answered("POST", port), server.said()
-        yield Served(server, port)
+        yield Served(server, port, logs_idle_workers=more.get("LOG_LEVEL") == "INFO")
 
 
 def has_workers(arguments: Sequence[str], folder: Path, server: Running) -> bool:

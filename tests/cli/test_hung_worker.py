@@ -33,6 +33,10 @@ def test_the_figures_of_a_worker_that_hangs_grow_old(stream):
         (other,) = workers().keys() - {hung}
         os.kill(workers()[hung]["process_id"], signal.SIGSTOP)
         wait_until(lambda: workers()[hung]["silent_seconds"] > workers()[other]["silent_seconds"] + 3, "silence")
+        silent = next(line for line in running.serve.stderr if f"worker {hung} has not reported for " in line)
+        assert f"py-spy dump --pid {workers()[hung]['process_id']}" in silent
         os.kill(workers()[hung]["process_id"], signal.SIGCONT)
         wait_until(lambda: workers()[hung]["silent_seconds"] < 2, "a report")
+        again = next(line for line in running.serve.stderr if f"worker {hung} " in line)
+        assert f"worker {hung} reports again" in again
         assert running.end(signal.SIGTERM) == 0

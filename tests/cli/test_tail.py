@@ -153,10 +153,28 @@ def test_a_tail_into_pipes_prints_lines_of_progress(stream):
         if form:
             found = json.loads(line)
             assert (found["progress"], found["records"], found["total"], found["bytes"]) == ("read", 2, 1_000, 11)
-            assert rest == "read 2 records; `--after FILE` with this output continues behind them\n"
+            assert json.loads(rest) == {"interrupted": "read", "records": 2, "continue_with": "--after FILE"}
         else:
             assert line.startswith("read: 2 of 1,000 records, ")
             assert rest == ""
+
+
+@pytest.mark.long
+def test_an_interrupted_tail_from_the_start_names_the_options_that_read_the_rest(stream):
+    def interrupted(*options):
+        with started("tail", *stream.address, "--from-start", "--json", *options) as tail:
+            assert tail.stderr.readline().startswith("reading ")
+            if stored:
+                tail.stdout.readline()
+            assert tail.end(signal.SIGINT) == 0
+            return tail.stderr.read()
+
+    stored = False
+    assert interrupted() == ""
+    stream.store(("k", "0", b"1"))
+    stored = True
+    assert json.loads(interrupted())["continue_with"] == "--from-start --after FILE"
+    assert interrupted("--quiet") == ""
 
 
 @pytest.mark.long

@@ -173,6 +173,11 @@ ALERTS = {
         {"kinesis_ingest_lost_records": "5x9"},
         3,
     ),
+    "KinesisGatewayWorkerHangs": (
+        {'kinesis_ingest_worker_silent_seconds{worker="1"}': "0 60 120 180"},
+        {'kinesis_ingest_worker_silent_seconds{worker="1"}': "0.9x9"},
+        3,
+    ),
     "KinesisTenantStarves": (
         {'kinesis_ingest_tenant_wait_seconds{tenant="a"}': "40x20"},
         {'kinesis_ingest_tenant_wait_seconds{tenant="a"}': "5x20"},

@@ -216,7 +216,7 @@ CASES = (
     Case(
         name="a noisy tenant",
         alert="KinesisGatewayRefuses",
-        board={"suffers": "noisy", "answers": "refused: quota"},
+        board={"cause": "noisy", "suffers": "^None$", "answers": "refused: quota"},
         breaks=_flood,
         alert_ends="5 minutes after the last refusal, its range",
     ),

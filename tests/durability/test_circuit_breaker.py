@@ -232,6 +232,18 @@ def test_answers_to_critical_records_count_beside_the_probes() -> None:
     assert breaker.statistics(101.2).probes_outstanding == 3
 
 
+def test_it_recovers_from_the_first_success_of_a_probe_until_it_closes_or_opens() -> None:
+    breaker = half_open_breaker()
+    breaker.allows("normal", 101.0, 4)
+    breaker.record_outcomes(succeeded=0, failed=1, now=101.1)
+    assert not breaker.is_recovering
+    breaker.record_outcomes(succeeded=1, failed=0, now=101.2)
+    assert breaker.is_recovering
+    breaker.record_outcomes(succeeded=0, failed=100, now=101.3)
+    assert breaker.known_state is BreakerState.OPEN
+    assert not breaker.is_recovering
+
+
 def test_a_clock_that_steps_back_reopens_nothing() -> None:
     breaker = half_open_breaker()
     assert breaker.state(50.0) is BreakerState.HALF_OPEN

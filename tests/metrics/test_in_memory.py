@@ -202,9 +202,9 @@ def test_a_token_bucket_limiter_is_a_source() -> None:
 
 
 def test_no_label_takes_unbounded_values_from_callers() -> None:
-    # `tenant` has the twenty longest waits only; statuses, resources, parts and their states are few.
+    # `tenant` has the twenty longest waits only; statuses, resources, parts, their states and workers are few.
     allowed = {"outcome", "place", "reason", "tier", "stream", "shard", "code", "tenant", "resource", "signal"}
-    allowed |= {"part", "state"}
+    allowed |= {"part", "state", "worker"}
     for metric in METRICS.values():
         assert set(metric.labels) <= allowed
 

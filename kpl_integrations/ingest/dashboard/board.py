@@ -10,7 +10,15 @@ from typing import Any, Final
 import msgspec
 from prometheus_client.samples import Sample
 
-from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, per_second
+from kpl_integrations.gateway_figures import (
+    SILENT_SECONDS,
+    GatewayView,
+    RateTracker,
+    StatsDocument,
+    StreamView,
+    TenantStats,
+    per_second,
+)
 from kpl_integrations.ingest.admission.refusals import REFUSALS
 from kpl_integrations.ingest.readiness.parts import PartState
 
@@ -25,10 +33,9 @@ _USED: Final = "kinesis_producer_shard_utilisation"
 _WAIT: Final = "kinesis_ingest_tenant_wait_seconds"
 _LIMIT: Final = "kinesis_producer_shard_rate_limit"
 _STATUSES: Final = {refusal.value: row.status for refusal, row in REFUSALS.items()}
+_FIRST_SERVER_ERROR: Final = 500
 
 _PART: Final = "kinesis_ingest_part"
-# A worker whose last report is older hangs.
-_SILENT_SECONDS: Final = 10.0
 # The worst first.
 _STATES: Final = (PartState.FAILED, PartState.DEGRADED, PartState.OK)
 _NO_PARTS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -45,6 +52,7 @@ class Board:
         self._delivered_bytes = 0.0
         self._throttled: dict[_Shard, float] = {}
         self._cpu_seconds: dict[str, float] = {}
+        self._shed: dict[str, int] = {}
         self._updated_at: float | None = None
 
     def update(
@@ -94,7 +102,7 @@ class Board:
             "spool_bytes": _sum(samples, "kinesis_producer_spool_bytes"),
             "spool_failing": _sum(samples, "kinesis_producer_spool_failing"),
             "dead_letters": _sum(samples, "kinesis_producer_dlq_depth"),
-            "tenants": self._tenants(stats, view, waits),
+            "tenants": self._tenants(stats, view, waits, seconds),
         }
 
     def _throttled_per_second(self, samples: Iterable[Sample], seconds: float) -> dict[_Shard, float]:
@@ -102,11 +110,16 @@ class Board:
         before, self._throttled = self._throttled, totals
         return {shard: per_second(total, before.get(shard, 0.0), seconds) for shard, total in totals.items()}
 
-    def _tenants(self, stats: StatsDocument, view: GatewayView, waits: Mapping[str, float]) -> list[dict[str, Any]]:
+    def _tenants(
+        self, stats: StatsDocument, view: GatewayView, waits: Mapping[str, float], seconds: float
+    ) -> list[dict[str, Any]]:
         """Return the tenants with the longest queues, each with its shares of rate, queue and measured CPU time.
 
-        `waits` are the seconds for which the oldest record of each has waited.
+        `waits` are the seconds for which the oldest record of each has waited. `shed_per_second` are the refusals with
+        a status of 5xx: the tenant itself did nothing wrong.
         """
+        shed = {name: _shed(each) for name, each in stats.tenants.items()}
+        shed_before, self._shed = self._shed, shed
         totals = {name: each.cpu_seconds for name, each in stats.tenants.items()}
         before, self._cpu_seconds = self._cpu_seconds, totals
         cpu = {name: max(0.0, total - before.get(name, total)) for name, total in totals.items()}
@@ -124,6 +137,7 @@ class Board:
                 "queue_share": each.waiting_bytes / queue if queue else None,
                 "cpu_share": cpu[each.tenant] / used if used else None,
                 "refused_per_second": each.refused_per_second,
+                "shed_per_second": per_second(shed[each.tenant], shed_before.get(each.tenant, 0), seconds),
                 "refused": sum(stats.tenants[each.tenant].refused.values()),
             }
             for each in view.tenants
@@ -173,7 +187,11 @@ def _quantile(cumulative: Mapping[float, float], share: float) -> float | None:
 def _silent_processes(stats: StatsDocument, *, is_current: bool) -> list[dict[str, Any]]:
     """Return a failed part for each process that hangs, because what is shown of it is no longer known."""
     if not is_current:
-        return [_silent("supervisor", None, "it does not answer, and all figures are old", "look at the main process")]
+        action = (
+            "take a stack of the main process, which started the workers (`py-spy dump --pid PID`), kill it, and start "
+            "the gateway again: its workers stop in order without it"
+        )
+        return [_silent("supervisor", None, "it does not answer, and all figures are old", action)]
     return [
         _silent(
             f"worker {worker}",
@@ -182,7 +200,7 @@ def _silent_processes(stats: StatsDocument, *, is_current: bool) -> list[dict[st
             f"take a stack (`py-spy dump --pid {each.process_id}`) and kill it: another one takes its place",
         )
         for worker, each in stats.workers.items()
-        if each.silent_seconds > _SILENT_SECONDS
+        if each.silent_seconds > SILENT_SECONDS
     ]
 
 
@@ -268,6 +286,10 @@ def _open_breakers(streams: Iterable[StreamView]) -> list[dict[str, str]]:
         for each in streams
         for shard, state in sorted(each.breakers.items())
     ]
+
+
+def _shed(tenant: TenantStats) -> int:
+    return sum(count for reason, count in tenant.refused.items() if _STATUSES.get(reason, 0) >= _FIRST_SERVER_ERROR)
 
 
 def _place(sample: Sample) -> _Shard:

@@ -210,13 +210,14 @@ class PartsWatch:
             for stream, (answered_at, _) in answers.items()
             if counts[stream].buffered or now - answered_at <= _FORGET_SECONDS
         }
-        states = {name: breaker.known_state for name, breaker in producer.breakers().items() if name[0] in known}
+        breakers = {name: breaker for name, breaker in producer.breakers().items() if name[0] in known}
+        states = {name: breaker.known_state for name, breaker in breakers.items()}
         not_closed = [name for name, state in states.items() if state is not BreakerState.CLOSED]
         codes = {stream: answers[stream][1] for stream in known if answers[stream][1]}
         stopped = [stream for stream, shard in not_closed if shard == _WHOLE_STREAM]
         refused = [stream for stream in stopped if states[stream, _WHOLE_STREAM] is BreakerState.OPEN]
         # A half-open breaker closes some records after the first that is delivered.
-        recovering = [stream for stream in stopped if stream not in {*refused, *codes}]
+        recovering = [each for each in stopped if breakers[each, _WHOLE_STREAM].is_recovering and each not in codes]
         used = {stream for stream in known if now - answers[stream][0] <= USED_SECONDS}
         # Its requests get 503, and it has no pipeline yet.
         lookup = self._streams.failed_lookup

@@ -23,6 +23,7 @@ import msgspec
 from anyio.abc import Process, TaskGroup
 
 from kpl_core.backoff_formula import ExponentialBackoff
+from kpl_integrations.gateway_figures import SILENT_SECONDS
 from kpl_integrations.ingest.http.listening import HAS_OWN_SOCKETS, bound_socket
 from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.ingest.workers.link import Channel, Descriptors, WorkerIdentity
@@ -39,6 +40,7 @@ _NOT_STARTED: Final = 1
 # A worker in the middle of a large request reports after it.
 _REPORT_SECONDS: Final = 0.5
 _LAST_MESSAGES_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 1.0
 
 _logger: Final = logging.getLogger("kpl_integrations.ingest.workers")
 
@@ -103,6 +105,7 @@ class _Worker:
         self.channel: Channel | None = None
         self.report: WorkerTotals | None = None
         self.reported_at = 0.0
+        self.is_silent = False
         # The last request that a report answered.
         self.answered = 0
         self.changed = anyio.Event()
@@ -114,14 +117,30 @@ class _Worker:
         except msgspec.DecodeError as error:
             # A new version may have been installed while this supervisor runs.
             _logger.error("the report of worker %d cannot be read: %s", self.identity.worker, error)  # noqa: TRY400
+        else:
+            self.reported_at = time.monotonic()
         self.answered = int(number)
-        self.reported_at = time.monotonic()
         self.notify()
 
     def aged_report(self) -> WorkerTotals | None:
         """Return the last report with its age, None without one."""
         age = time.monotonic() - self.reported_at
         return None if self.report is None else msgspec.structs.replace(self.report, age_seconds=age)
+
+    def log_silence(self) -> None:
+        """Log once that the process has stopped to report, and once that it reports again."""
+        report = self.aged_report()
+        was_silent, self.is_silent = self.is_silent, report is not None and report.age_seconds > SILENT_SECONDS
+        if report is None or was_silent == self.is_silent:
+            return
+        if self.is_silent:
+            text = (
+                "worker %d has not reported for %.0f s: if it hangs, take a stack (`py-spy dump --pid %d`) and kill "
+                "it; another one takes its place"
+            )
+            _logger.warning(text, self.identity.worker, report.age_seconds, report.process_id)
+        else:
+            _logger.info("worker %d reports again", self.identity.worker)
 
     def notify(self) -> None:
         self.changed.set()
@@ -206,6 +225,7 @@ class Supervisor:
         try:
             async with anyio.create_task_group() as background:
                 background.start_soon(self._kill_late_workers)
+                background.start_soon(self._log_silent_workers)
                 async with anyio.create_task_group() as tasks:
                     for worker in self._workers:
                         tasks.start_soon(self._run_and_restart, worker, background)
@@ -387,6 +407,13 @@ class Supervisor:
         worker.is_ready = True
         if self._stopping.is_set() or all(each.is_ready for each in self._workers):
             self._all_ready.set()
+
+    async def _log_silent_workers(self) -> None:
+        # A worker that stops may be silent.
+        while not self._stopping.is_set():
+            await anyio.sleep(_LOOK_SECONDS)
+            for worker in self._workers:
+                worker.log_silence()
 
     async def _kill_late_workers(self) -> None:
         await self._stopping.wait()

@@ -29,6 +29,7 @@ from kpl_integrations.metrics.catalogue import METRICS
 _ACCEPTED: Final = "kinesis_producer_accepted_records"
 _WAITING_TENANTS: Final = "kinesis_ingest_waiting_tenants"
 _OPEN: Final = "kinesis_ingest_open"
+_SILENT: Final = "kinesis_ingest_worker_silent_seconds"
 _COUNTERS: Final = frozenset({"counter", "histogram", "summary"})
 # Gauges whose sum would mean nothing: the worst value counts.
 _GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
@@ -211,7 +212,10 @@ def _families(living: Sequence[WorkerTotals], dead: DeadTotals, stats: StatsDocu
         if family.name in exact:
             family.samples = [each._replace(value=exact[family.name]) for each in family.samples]
     own = {"kinesis_ingest_workers": len(stats.workers), "kinesis_ingest_lost_records": stats.records.lost}
-    return [*families, *(GaugeMetricFamily(name, METRICS[name].meaning, value) for name, value in own.items())]
+    silent = GaugeMetricFamily(_SILENT, METRICS[_SILENT].meaning, labels=METRICS[_SILENT].labels)
+    for number, worker in stats.workers.items():
+        silent.add_metric([number], worker.silent_seconds)
+    return [*families, *(GaugeMetricFamily(name, METRICS[name].meaning, value) for name, value in own.items()), silent]
 
 
 def _merged(families: Iterable[Family]) -> list[Family]:

@@ -73,6 +73,16 @@ def test_each_part_has_its_worst_state_and_what_this_process_knows_about_it() ->
     ]
 
 
+def test_a_tenant_that_is_refused_for_its_own_limits_or_mistakes_is_not_shed() -> None:
+    board = Board()
+    board.update(_stats(tenants={"noisy": {}, "quiet": {}}), [], 1.0)
+    own = {"quota": 60, "queue share": 30, "cpu share": 20, "malformed": 10}
+    tenants = {"noisy": {"refused": own}, "quiet": {"refused": own | {"no room": 4, "not spooled": 2}}}
+    rows = {each["id"]: each for each in board.update(_stats(tenants=tenants), [], 3.0)["tenants"]}
+    assert {name: each["shed_per_second"] for name, each in rows.items()} == {"noisy": 0.0, "quiet": 3.0}
+    assert rows["noisy"]["refused_per_second"] == 60.0
+
+
 def test_a_process_that_hangs_is_a_failed_part_because_its_figures_are_old() -> None:
     workers = {
         str(number): {"process_id": 70 + number, "state": "open", "silent_seconds": 9.0 * number} for number in range(3)
@@ -86,6 +96,7 @@ def test_a_process_that_hangs_is_a_failed_part_because_its_figures_are_old() -> 
     assert kinesis["state"] == "ok"
     supervisor, _ = board.update(stats, _part("kinesis", ok=3), 1.0, is_current=False)["parts"]
     assert (supervisor["part"], supervisor["state"]) == ("supervisor", "failed")
+    assert "start the gateway again" in supervisor["action"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.floats(0.0, 100.0)), min_size=2))

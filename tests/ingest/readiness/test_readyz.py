@@ -9,7 +9,7 @@ import pytest
 
 from kpl_core.coordination import StoreFailed
 from kpl_core.coordination.store import MemoryStore
-from kpl_core.testing import ErrorAnswer, FakeKinesis, When
+from kpl_core.testing import ErrorAnswer, FakeKinesis, RecordError, When
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.http.certificate import ServerCertificate
@@ -173,6 +173,25 @@ async def test_after_an_outage_the_first_answer_ends_the_failure_and_the_closed_
         assert (await shown(gateway))[1]["kinesis"]["state"] == "degraded"
         assert (await client.post(records(9), ack="delivered")).status == 200
         assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
+
+
+async def test_a_half_open_breaker_without_a_delivery_is_no_recovery(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a shard map all failures count for the whole stream, and its requests are answered all the same."""
+    caplog.set_level(logging.INFO, LOGGER)
+    transport = kinesis()
+    async with open_gateway(transport, aggregation_enabled=False, record_max_buffered_time_ms=0) as gateway:
+        transport.kinesis.faults.add(ErrorAnswer("AccessDeniedException"), When(operation="ListShards"))
+        transport.kinesis.faults.add(RecordError("InternalFailure"), When(operation="PutRecords"))
+        assert (await Client(gateway).post(records(100))).status == 202
+        states = set()
+        for _ in range(600):
+            await anyio.sleep(0.1)
+            gateway.opened.parts.look()
+            states |= {str(each.known_state) for each in gateway.producer.breakers().values()}
+        assert "half_open" in states
+        assert gateway.producer.report().delivered == 0
+    assert "Kinesis answers again" not in caplog.text
+    assert said(caplog, "kinesis")[:1] == ["failed"]
 
 
 async def test_a_stream_without_puts_does_not_keep_a_gateway_ready_that_no_stream_accepts() -> None:

@@ -5,7 +5,8 @@
 `then` is "wait" for the supervisor's orders, "ask" for the sum `times` times and write the longest wait in seconds and
 the last sum to `result`, "note" which sockets to accept from, a line of `result` for each order, "ask and die" by
 SIGKILL before the answer, "die" by SIGKILL after a report, "tear" a second report in the middle by SIGKILL,
-"disconnect" as one that the system ends, or "hang" and ignore all orders.
+"garble" the
+further reports, "disconnect" as one that the system ends, or "hang" and ignore all orders.
 """
 
 import asyncio
@@ -63,6 +64,12 @@ def note(result: Path, numbers: Collection[int]) -> None:
         lines.write(f"{list(numbers)}\n")
 
 
+async def garble(channel: Channel) -> None:
+    for _ in range(600):
+        await channel.send(b"report 0 {")
+        await asyncio.sleep(0.1)
+
+
 async def run() -> None:
     channel = await Channel.over(socket.socket(fileno=0))
     instructions: dict[str, Any] = json.loads(await channel.receive() or b"{}")
@@ -88,6 +95,8 @@ async def run() -> None:
         part = result.with_suffix(".partial")
         part.write_bytes(b"%f " % longest + encode(totals))
         part.rename(result)
+    elif then == "garble":
+        await garble(channel)
     elif then in {"disconnect", "hang"}:
         if then == "disconnect":
             await asyncio.sleep(0.5)

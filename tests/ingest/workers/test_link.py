@@ -167,6 +167,16 @@ async def test_a_late_answer_does_not_end_the_next_question_and_the_sum_never_fa
     assert caplog.text.count("the supervisor does not answer") == 2
 
 
+async def test_figures_are_current_only_if_the_supervisor_answered(monkeypatch):
+    async with linked() as (supervisor, _, stats):
+        monkeypatch.setattr(peer_stats, "ANSWER_SECONDS", 0.05)
+        assert not (await stats.totals()).is_current
+        monkeypatch.setattr(peer_stats, "ANSWER_SECONDS", _SECONDS)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer, supervisor, 2, await accepted_sum(5))
+            assert (await stats.totals()).is_current
+
+
 async def answer(supervisor: Channel, number: int, body: bytes) -> None:
     while (message := await supervisor.receive()) != b"totals %d" % number:
         assert message is not None

@@ -175,6 +175,18 @@ async def test_a_hung_worker_delays_each_question_by_half_a_second_at_most_howev
 
 
 @pytest.mark.anyio
+async def test_a_report_that_cannot_be_read_does_not_make_old_figures_look_new(caplog):
+    workers = Workers([{"accepted": 2, "then": "garble"}], grace_seconds=0.5)
+
+    def silent_seconds() -> float:
+        found = workers.supervisor.totals().stats.workers.values()
+        return max((each.silent_seconds for each in found), default=0.0)
+
+    assert accepted(await workers.run_until(lambda: silent_seconds() > 2.0)) == 2
+    assert "the report of worker 0 cannot be read" in caplog.text
+
+
+@pytest.mark.anyio
 async def test_a_worker_that_dies_before_its_sum_arrives_disturbs_no_other(tmp_path, caplog):
     result = tmp_path / "sum.json"
     asking = {"accepted": 4, "then": "ask", "times": 20, "result": str(result)}

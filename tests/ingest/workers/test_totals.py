@@ -307,6 +307,7 @@ def test_counters_of_dead_workers_stay_and_gauges_come_from_living_workers_only(
     assert found["kinesis_ingest_open"] == 1.0
     assert (found["only_0"], found["only_1"], "only_2" in found) == (1.0, 2.0, False)
     assert found["kinesis_ingest_workers"] == 2.0
+    assert found['kinesis_ingest_worker_silent_seconds{worker="1"}'] == 0.0
 
 
 def test_a_worker_that_only_drained_an_orphaned_spool_does_not_close_the_gateway():
