@@ -54,6 +54,11 @@ def test_what_a_run_of_the_gateway_has_found_stays_corrected(seed):
     assert run_gateway_story(seed).false == []
 
 
+def test_a_tenant_that_returns_to_a_worker_has_no_share_of_an_earlier_time():
+    """A refused request had opened its account there; with that share 1.30 times its rate was in force."""
+    assert run_workers_story(27).false == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("seed", range(1_000, 1_015))

@@ -147,7 +147,7 @@ class Sums:
         # Kinesis stored these, and the worker died before it read the answer.
         uncounted = max(0, len(copies) - records.delivered)
         if records.lost > gone + unknown + uncounted:
-            false.append(f"{records.lost} lost in the sum: {gone} are nowhere, {unknown} unknown, {uncounted} uncounted")
+            false.append(f"{records.lost} lost in the sum; {gone} are nowhere, {unknown} unknown, {uncounted} stored")
         repeated = len(copies) - len(stored)
         if not acknowledged <= records.accepted <= acknowledged + unknown + repeated:
             false.append(f"{acknowledged} acknowledged, {unknown} unknown, {records.accepted} accepted in the sum")
