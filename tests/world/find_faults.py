@@ -26,6 +26,7 @@ SECONDS = 180.0
 ONE_RUN_SECONDS = 60.0
 LEASES = "leases: "
 SHOWN = 100
+NOT_FOUND = "not found"
 
 
 class Endless(BaseException):
@@ -33,7 +34,7 @@ class Endless(BaseException):
 
 
 def main() -> int:
-    """Print the table, or find the one fault that the parent asks for."""
+    """Print the table, or find the one fault that the parent asks for. A process that crashes has found nothing."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
     _ = parser.add_argument("--only", default="", help="faults whose name contains these words")
     _ = parser.add_argument("--seconds", type=float, default=SECONDS, help="of CPU time for each fault")
@@ -46,20 +47,26 @@ def main() -> int:
     sys.stdout.write("| fault | from | story | found by seed | CPU seconds | what is false |\n|" + " --- |" * 6 + "\n")
     not_found = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for number, answer in zip(numbers, pool.map(lambda each: _ask(each, given.seconds), numbers), strict=True):
-            fault = KNOWN_FAULTS[number]
-            not_found += not answer
-            sys.stdout.write(f"| {fault.name} | {fault.origin} | {fault.story} | {answer or 'not found | |'} |\n")
+        for number, asked in zip(numbers, pool.map(lambda each: _ask(each, given.seconds), numbers), strict=True):
+            fault, row = KNOWN_FAULTS[number], row_of(asked)
+            not_found += NOT_FOUND in row
+            sys.stdout.write(f"| {fault.name} | {fault.origin} | {fault.story} | {row} |\n")
             sys.stdout.flush()
     sys.stdout.write(f"\n{len(numbers) - not_found} of {len(numbers)} found\n")
     return 0
 
 
-def _ask(number: int, seconds: float) -> str:
+def _ask(number: int, seconds: float) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", MODULE, "--one", str(number), "--seconds", str(seconds)]
     environment = os.environ | {"PYTHONHASHSEED": HASH_SEED}
-    asked = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    return asked.stdout.strip() if not asked.returncode else f"- | - | the process ended with {asked.returncode}"
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+
+
+def row_of(asked: "subprocess.CompletedProcess[str]") -> str:
+    """Return the last columns of a fault: what its process found."""
+    if asked.returncode:
+        return f"{NOT_FOUND} | | the process ended with {asked.returncode}"
+    return asked.stdout.strip() or f"{NOT_FOUND} | |"
 
 
 def changed_text(fault: KnownFault) -> str:

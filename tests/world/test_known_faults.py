@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world.find_faults import LEASES, MODULE, changed_text
+from tests.world.find_faults import LEASES, MODULE, changed_text, row_of
 from tests.world.invariants import Run
 from tests.world.kinds_of_faults import KINDS
 from tests.world.known_faults import KNOWN_FAULTS, KnownFault
@@ -36,6 +36,12 @@ def test_a_fault_that_is_put_in_is_found() -> None:
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "| a transport that raises ends the producer | c9ab7c00 | producer | " in said
     assert said.endswith("1 of 1 found\n")
+
+
+def test_a_process_that_crashes_has_found_nothing() -> None:
+    assert row_of(subprocess.CompletedProcess([], -9, "")) == "not found | | the process ended with -9"
+    assert row_of(subprocess.CompletedProcess([], 0, "")) == "not found | |"
+    assert row_of(subprocess.CompletedProcess([], 0, "2 | 0.5 | not drained")) == "2 | 0.5 | not drained"
 
 
 def test_a_failed_run_is_shrunk_to_what_it_needs() -> None:

@@ -125,9 +125,9 @@ def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
     ):
         patch.setattr(time, "time", loop.wall_clock)
         patch.setattr(time, "monotonic", loop.time)
-        # What took CPU time in the world took none of its own time.
-        patch.setattr(time, "process_time", loop.time)
-        patch.setattr(time, "thread_time", loop.time)
+        # Nothing takes CPU time in the world; a clock that followed the loop's would count waiting as CPU time.
+        patch.setattr(time, "process_time", lambda: 0.0)
+        patch.setattr(time, "thread_time", lambda: 0.0)
         return runner.run(main())
 
 

@@ -132,14 +132,13 @@ class WatchedQuota(TenantQuota):
 
     def try_take(self, records: int, size_bytes: int, now: float) -> Any:
         wait = super().try_take(records, size_bytes, now)
-        if wait is None and self._is_leased:
+        if wait is None:
             self._shared.taken(self._tenant_id, records)
         return wait
 
     def give_back(self, records: int, size_bytes: int) -> None:
         super().give_back(records, size_bytes)
-        if self._is_leased:
-            self._shared.taken(self._tenant_id, -records)
+        self._shared.taken(self._tenant_id, -records)
 
 
 def _plans_of(sharing: SharedQuotas) -> object:

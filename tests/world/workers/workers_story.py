@@ -267,7 +267,9 @@ class _WorkersStory:
         while self.world.now() < self.until:
             await asyncio.sleep(self.world.chance.expovariate(0.5))
             if serving := self.crew.serving():
-                await self.sums.ask(self.world.chance.choice(serving))
+                process = self.world.chance.choice(serving)
+                _ = await self.sums.ask(process)
+                _ = await self.sums.scrape(process)
 
     async def recounts(self) -> None:
         while not self.has_recovered:
