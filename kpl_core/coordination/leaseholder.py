@@ -189,7 +189,6 @@ class Leaseholder:
         for resource in self._meters.keys() - usages.keys():
             self._give_up(resource)
             del self._meters[resource]
-            self._given_up.pop(resource, None)
         idle_before = now - IDLE_INTERVALS * self.rules.interval_seconds
         for resource, usage in usages.items():
             meter = self._meters.get(resource)
@@ -347,10 +346,14 @@ class Leaseholder:
             self._quick_syncs = 0
 
     def _forget_claims(self, member: FleetMember | None) -> None:
-        """Forget the resources that this worker uses no more, once no plan grants what it gave up."""
+        """Forget the resources that this worker uses no more, once no plan grants what it gave up.
+
+        Until then no plan reserves more for it than the lease that it had.
+        """
         if self._is_current and member is not None:
             for resource in self._claimed_at.keys() - self._meters.keys() - member.grants.keys():
                 del self._claimed_at[resource]
+                self._given_up.pop(resource, None)
 
     def _grant(self, member: FleetMember | None, resource: str) -> Grant | None:
         """Return what a summary grants this worker, None if nothing, or if it follows from too old a report."""

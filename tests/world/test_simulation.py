@@ -59,6 +59,11 @@ def test_a_tenant_that_returns_to_a_worker_has_no_share_of_an_earlier_time():
     assert run_workers_story(27).false == []
 
 
+def test_a_worker_that_forgets_an_idle_tenant_does_not_gain_by_it():
+    """It took a newcomer's share at once, more than its old lease, and 1.0017 times the rate was in force."""
+    assert run_workers_story(22).false == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("seed", range(1_000, 1_015))
