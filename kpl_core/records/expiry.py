@@ -5,11 +5,11 @@ A user record expires `record_ttl_ms` after its put. A Kinesis record expires wi
 expired records. `pipeline/retrier.py:Retrier.expire` then fails the user records that are too old, and returns the
 others, which travel on.
 
-    fairness/fair_shards.py     user records in the fair queue of a shard
-    pipeline/shard_limiter.py   Kinesis records that wait for tokens; also those due after a backoff
-    pipeline/collector.py       admitted records, if no request can leave for so long (`extension_seconds`)
-    pipeline/send_queue.py      records of an invalid request that is bisected (`PATIENCE_SECONDS`)
-    pipeline/retrier.py         records whose attempt failed
+    pipeline/intake/fair_shards.py  user records in the fair queue of a shard
+    pipeline/shard_limiter.py       Kinesis records that wait for tokens; also those due after a backoff
+    pipeline/collector.py           admitted records, if no request can leave for so long (`extension_seconds`)
+    pipeline/send_queue.py          records of an invalid request that is bisected (`PATIENCE_SECONDS`)
+    pipeline/retrier.py             records whose attempt failed
 
 What has tokens was admitted in time, so it may wait longer than its time to live.
 """
