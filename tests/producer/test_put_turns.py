@@ -138,7 +138,7 @@ def test_put_many_lets_others_run_after_so_many_records(monkeypatch, is_compiled
 
         async with producer(unmetered(4, latency_seconds=0.0)) as shop:
             monkeypatch.setattr(producer_module, "COMPILED", is_compiled)
-            monkeypatch.setattr(anyio.lowlevel, "checkpoint", counted)
+            monkeypatch.setattr(producer_module.anyio.lowlevel, "checkpoint", counted)
             await shop.put_many(STREAM, [("k", bytes(size))] * 2_500)
             monkeypatch.undo()
         return made
