@@ -209,7 +209,7 @@ class BlockingProducer(ProcessListener):
             BufferFull: a callback in the producer's own thread called it, and there is no room.
         """
         self._require_open()
-        checked, _ = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
+        checked = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
         internal = self._producer.internal
         if self._sender.is_current and not self._is_made_in_the_loop:
             self._threads.drain()

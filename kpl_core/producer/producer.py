@@ -14,7 +14,7 @@ from kpl_core.errors import BufferFull
 from kpl_core.hooks import Hook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.pipeline.open_record import COMPILED, fork_count, put_method
+from kpl_core.pipeline.open_record import fork_count, put_method
 from kpl_core.producer.checked_records import Puttable, as_user_record, checked_records, puttable
 from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool
 from kpl_core.producer.internal import InternalProducer
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 # `put_many` is faster with each. So many of the largest records that are aggregated occupy the loop for 10 ms.
 RECORDS_PER_CHECKPOINT: Final = 250
-# With the kernels so many records of at most these bytes, on average, take no longer than 250 take in Python.
-SMALL_RECORDS_PER_CHECKPOINT: Final = 1_000
-SMALL_RECORD_BYTES: Final = 1_024
 
 
 class Producer:
@@ -212,25 +209,20 @@ class Producer:
             TypeError, InvalidUserRecord: as `put_nowait`; the message begins with the index.
             NotSpooled, ProducerClosed: as `put`.
         """
-        checked, size_bytes = checked_records(records, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
+        checked = checked_records(records, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
         self._life.require_own_loop()
         deliveries = Deliveries(len(checked))
-        are_small = COMPILED and size_bytes <= SMALL_RECORD_BYTES * len(checked)
-        step = SMALL_RECORDS_PER_CHECKPOINT if are_small else RECORDS_PER_CHECKPOINT
-        for start in range(0, len(checked), step):
+        for start in range(0, len(checked), RECORDS_PER_CHECKPOINT):
             await anyio.lowlevel.checkpoint()
-            await self._put_part(stream, checked, (start, min(len(checked), start + step)), deliveries)
+            await self._put_part(stream, checked, start, deliveries)
         return deliveries
 
-    async def _put_part(
-        self, stream: str, checked: list[Puttable], part: tuple[int, int], deliveries: Deliveries
-    ) -> None:
-        """Put this part of the records.
+    async def _put_part(self, stream: str, checked: list[Puttable], start: int, deliveries: Deliveries) -> None:
+        """Put up to `RECORDS_PER_CHECKPOINT` records from `start` on.
 
         They are put at one instant while there is room and no other put waits for room. The others wait in line.
         """
-        start, end = part
-        position = start
+        position, end = start, min(len(checked), start + RECORDS_PER_CHECKPOINT)
         while True:
             pipeline = self._life.pipeline(stream)
             try:
