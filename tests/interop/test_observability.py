@@ -132,6 +132,7 @@ async def test_a_real_prometheus_has_every_name_of_the_dashboard_and_bounded_ten
         "certificate_days_left",
     ]
     metrics.watch(lambda: [Sample("kinesis_ingest_part", ("spool", "degraded"), 1.0)])
+    metrics.watch(lambda: [Sample("kinesis_ingest_worker_silent_seconds", ("0",), 0.5)])
     metrics.watch(lambda: [Sample(f"kinesis_ingest_{name}", (), 1.0) for name in alone])
     with served(metrics) as target, prometheus(target, logs) as url:
         wait_until(

@@ -66,7 +66,7 @@ def test_a_worker_that_forgets_an_idle_tenant_does_not_gain_by_it():
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", STORIES)
-@pytest.mark.parametrize("seed", range(1_000, 1_015))
+@pytest.mark.parametrize("seed", range(1_000, 1_008))
 def test_nothing_is_false_of_many_runs(name, seed):
     assert STORIES[name](seed, WHOLE).false == []
 
