@@ -231,7 +231,7 @@ def _variables(environment: Mapping[str, str], options: Mapping[str, DescribedOp
     if unknown := sorted(name for upper, name in by_upper.items() if upper not in known):
         # The prefix is the same in all of them, so it says nothing about what was meant.
         near = nearest(unknown[0].upper().removeprefix(PREFIX), [name.upper() for name in options])
-        meant = f"; did you mean {PREFIX}{near}?" if near is not None else ""
+        meant = "; `kpl serve --print-config` lists all" if near is None else f"; did you mean {PREFIX}{near}?"
         more = f" (nor is {', '.join(unknown[1:])})" if unknown[1:] else ""
         message = f"{unknown[0]} is not a setting of the gateway{more}{meant}"
         raise ConfigError(message)
@@ -258,7 +258,8 @@ def _has_ended(name: str, shown: str) -> bool:
 
 def _require_known(name: str, options: Mapping[str, DescribedOption], shown: str) -> None:
     if name not in options:
-        message = f"{shown} is not a setting of the gateway{did_you_mean(name, options)}"
+        fix = did_you_mean(name, options) or "; `kpl serve --print-config` lists all"
+        message = f"{shown} is not a setting of the gateway{fix}"
         raise ConfigError(message)
 
 

@@ -9,7 +9,7 @@ that disconnects, or a cancelled task, changes nothing.
 import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
 from kpl_core import BufferFull, Deliveries, InvalidUserRecord, NotSpooled, Producer, ProducerClosed, UserRecord
 from kpl_core.hooks import BreakerChanged, Fact
@@ -33,6 +33,23 @@ AdmissionState = Literal["open", "draining", "closed"]
 WHOLE_STREAM: Final = ""
 # The number of user records in each record of a request; None: one in each.
 Counts = Sequence[int] | None
+
+
+class PutTerms(TypedDict, total=False):
+    """How the records of a request are put; the defaults are True, True, False and None.
+
+    They are aggregated unless `aggregate` or the tenant says otherwise. With `keep=False` they are in memory only, for
+    clients that learn which records failed and send those again. With `durable` they are in the spool, or the request
+    is refused. `counts` is the number of user records in each record, as the tenant's rate counts them; None: one in
+    each.
+    """
+
+    aggregate: bool
+    keep: bool
+    durable: bool
+    counts: Counts
+
+
 # The share of the buffer that is used behind the fair queue, and the most a tenant may then send, as a multiple of
 # the average rate; the strictest step first.
 SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
@@ -181,14 +198,9 @@ class Admission:
         account: TenantAccount,
         stream: str,
         records: Sequence[UserRecord] | Pairs,
-        **terms: Any,  # noqa: ANN401 - those of `_admitted`
+        **terms: Unpack[PutTerms],
     ) -> Deliveries:
         """Put all records for a tenant, or none. They are pairs only as in `put_pairs`.
-
-        They are not aggregated if the term `aggregate` or the tenant says so. With `keep=False` they are in memory
-        only. Use it for clients that learn which records failed and send those again. With `durable` they are in the
-        spool, or the request is refused. `counts` is the number of user records in each record, as the tenant's rate
-        counts them; None: one in each.
 
         Raises:
             Refused: the request is rejected.
@@ -244,7 +256,7 @@ class Admission:
         account: TenantAccount,
         stream: str,
         records: Sequence[UserRecord] | Pairs,
-        **terms: Any,  # noqa: ANN401 - those of `_admitted`
+        **terms: Unpack[PutTerms],
     ) -> GroupPut:
         """Take room for all records, or for none, as `put_records`. The caller puts the group."""
         return self._admitted(self._producer.internal.begin_group, account, stream, records, **terms)
@@ -255,14 +267,11 @@ class Admission:
         account: TenantAccount,
         stream: str,
         records: Sequence[UserRecord] | Pairs,
-        *,
-        aggregate: bool = True,
-        keep: bool = True,
-        durable: bool = False,
-        counts: Counts = None,
+        **terms: Unpack[PutTerms],
     ) -> R:
         """Make all checks, put the records, and count them."""
         now, tenant = self._clock(), account.tenant
+        keep, counts = terms.get("keep", True), terms.get("counts")
         self._require_admission(account, stream, now, keep=keep, records=len(records))
         if account.quota is not None:
             size_bytes = _bytes_of(records) if tenant.bytes_per_second is not None else 0
@@ -273,9 +282,9 @@ class Admission:
                 records,
                 flow=account.flow,
                 tier=tenant.tier,
-                aggregate=aggregate and tenant.aggregation,
+                aggregate=terms.get("aggregate", True) and tenant.aggregation,
                 keep=keep,
-                durable=durable,
+                durable=terms.get("durable", False),
             )
         except _NOT_PUT as error:
             count, size_bytes = len(records), _bytes_of(records)

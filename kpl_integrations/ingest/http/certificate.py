@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kpl_core import ConfigError
-from kpl_integrations.ingest.tenants.tenants_file import Signature, signature_of
+from kpl_integrations.ingest.file_states import FileStates, file_states
 
 _log: Final = logging.getLogger("kpl_integrations.ingest.certificate")
 
@@ -121,7 +121,7 @@ class ServerCertificate:
     def __init__(self, certificate: Path, key: Path, protocols: Sequence[str] = ("http/1.1",)) -> None:
         self._protocols = list(protocols)
         self._files = (certificate, key)
-        self._seen: Signature = signature_of(self._files)
+        self._seen: FileStates = file_states(self._files)
         self._context, self.validity = self._load()
         self.problem: str | None = None
 
@@ -131,7 +131,7 @@ class ServerCertificate:
 
     def reload_if_changed(self, *, always: bool = False) -> bool:
         """Read the files again if they changed or could not be used last time, or always; return True if it did."""
-        seen = signature_of(self._files)
+        seen = file_states(self._files)
         if seen == self._seen and self.problem is None and not always:
             return False
         # The next call sees changes from here on.
@@ -144,7 +144,7 @@ class ServerCertificate:
                 _log.warning("%s; the earlier certificate stays in use", problem)
             self.problem = problem
             return False
-        if signature_of(self._files) != seen:
+        if file_states(self._files) != seen:
             # They change at this moment: the certificate may be of another pair than the validity. Soon once more.
             self._seen = ()
             return False

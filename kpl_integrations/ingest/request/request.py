@@ -10,10 +10,11 @@ put nothing has happened. After that, nothing that the client does can undo it.
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar, Unpack
 
 from kpl_core import Deliveries, NotSpooled
 from kpl_integrations.ingest.admission.acknowledgement import Answer
+from kpl_integrations.ingest.admission.admission import PutTerms
 from kpl_integrations.ingest.admission.clients import AddressBudget, ClientRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
@@ -230,7 +231,9 @@ class Request:
         self.inflated_bytes = inflated[0]
         return decoded
 
-    def put(self, stream: str, records: Sequence[Any], *, in_slices: bool, **terms: Any) -> Steps[Deliveries]:  # noqa: ANN401
+    def put(
+        self, stream: str, records: Sequence[Any], *, in_slices: bool, **terms: Unpack[PutTerms]
+    ) -> Steps[Deliveries]:
         """Put all records or none; see `Admission.put_records`."""
         if not in_slices:
             return self.gateway.admission.put_records(self.account, stream, records, **terms)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kpl_core import ConfigError
+from kpl_integrations.ingest.file_states import file_states
 from kpl_integrations.ingest.tenants.credentials import bearer_key
 from kpl_integrations.ingest.tenants.directory import AccessKey
 from kpl_integrations.ingest.tenants.tenant import Ack, Tenant
@@ -15,7 +16,6 @@ from kpl_integrations.ingest.tenants.tenants_file import (
     parse_tenants,
     read_checked,
     require_not_writable_by_others,
-    signature_of,
 )
 
 _logger: Final = logging.getLogger("kpl_integrations.ingest.tenants")
@@ -47,9 +47,9 @@ class FileTenants:
         self._environment = environment
         self._default_ack = default_ack
         self._has_spool = has_spool
-        self._seen = signature_of([path])
+        self._seen = file_states([path])
         self._table = self._read()
-        self._seen = signature_of(self._files())
+        self._seen = file_states(self._files())
         self.problem: str | None = None
 
     @property
@@ -82,7 +82,7 @@ class FileTenants:
         Blocks while it reads, about 0.5 s for 10,000 tenants. It may run in another thread: requests see either
         all old or all new tenants.
         """
-        seen = signature_of(self._files())
+        seen = file_states(self._files())
         # What made the file invalid may be elsewhere: in its mode, or in a secret file that no tenant had before.
         if seen == self._seen and self.problem is None:
             return False
@@ -96,7 +96,7 @@ class FileTenants:
             self.problem = str(error)
             return False
         self._table = table
-        self._seen = seen if set(self._files()) == {Path(path) for path, *_ in seen} else signature_of(self._files())
+        self._seen = seen if set(self._files()) == {Path(path) for path, *_ in seen} else file_states(self._files())
         self.problem = None
         _logger.info("read %d tenants from %s", len(table.tenants), self._path)
         return True

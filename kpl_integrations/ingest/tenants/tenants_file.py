@@ -151,23 +151,6 @@ def read_checked(
         raise ConfigError(message) from None
 
 
-Signature = tuple[tuple[str, int, int, int], ...]
-"""Path, modification time, size and inode of each file; zeros for a missing file."""
-
-
-def signature_of(paths: Iterable[Path]) -> Signature:
-    """Return what differs once one of these files has changed."""
-    return tuple((str(path), *_identity(path)) for path in paths)
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
-
-
 def _require_regular(status: os.stat_result, cannot: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         message = f"{cannot}: it is not a regular file"
