@@ -88,6 +88,7 @@ def rows() -> list[Row]:
     return [
         Row(BOTO3, BOTO3, 100, Load(1, 150)),
         *(Row("bare protocol", "protocol", load=load) for load in dict.fromkeys((*loads, *waiting, _SLOW, _BULK))),
+        *(Row("bare protocol that puts", "putting", load=load) for load in loads),
         *(Row("gateway, 1 record, queued", "gateway", load=load) for load in loads),
         *(Row("gateway, 1 record, delivered", "gateway", load=load, query=_DELIVERED) for load in waiting),
         Row("bare ASGI, 1 record", "bare", load=_FEW),
@@ -100,6 +101,7 @@ def rows() -> list[Row]:
         Row("gateway, JSON of 100, queued", "gateway", 100, _BULK),
         Row("FastAPI + pydantic, JSON of 100", "fastapi", 100, Load(64, 300)),
         # The same with the compiled wheel (`benchmarks.compiled`).
+        *(Row("bare protocol that puts, compiled", "putting", load=load, **compiled) for load in loads),
         *(Row("gateway compiled, 1 record, queued", "gateway", load=load, **compiled) for load in loads),
         Row("gateway compiled, NDJSON of 100, queued", "gateway", **ndjson, **compiled),
         Row("gateway compiled, NDJSON of 100, queued, CBOR", "gateway", wire_path="cbor", **ndjson, **compiled),

@@ -2,6 +2,7 @@
 
 `gateway` is `kpl serve` without a limit on the shards' rate, because only the gateway is measured.
 `protocol` is the least a server can do: an `asyncio.Protocol` that reads requests by httptools and answers a constant.
+`putting` decodes and puts the record of each request besides, and checks nothing.
 `bare` is a minimal ASGI application: it reads the request and answers 202. `fastapi` is a route as in the
 framework's documentation, with pydantic models, into the same producer. `mounted` is the gateway in a FastAPI
 application, on plain uvicorn, without the fast path. All on uvicorn with one worker, uvloop and httptools. Prints its
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import dataclasses
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,16 +24,18 @@ from typing import Any, Final
 
 import anyio
 import httptools
+import msgspec
 import uvicorn
 
 from benchmarks.machine import pin_to
-from kpl_core import Config
+from benchmarks.workload import STREAM_NAME
+from kpl_core import Config, Producer
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.admission.tenant_account import TenantFairness
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 
-APPS: Final = ("gateway", "protocol", "bare", "fastapi", "mounted")
+APPS: Final = ("gateway", "protocol", "putting", "bare", "fastapi", "mounted")
 _ANSWER: Final = b'{"ack":"queued","accepted":1}'
 _CONSTANT: Final = (
     b"HTTP/1.1 202 Accepted\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER) + _ANSWER
@@ -44,12 +48,25 @@ _UNLIMITED: Final[dict[str, Any]] = {
 }
 
 
+def _config(endpoint_url: str) -> Config:
+    credentials: dict[str, Any] = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    return Config(region="us-east-1", endpoint_url=endpoint_url, **credentials, **_UNLIMITED)
+
+
 def gateway(endpoint_url: str) -> IngestGateway:
     directory = OpenTenants(Tenant(id="local"))
     settings = load_settings(region="us-east-1", endpoint_url=endpoint_url)
     config = dataclasses.replace(settings.producer_config(TenantFairness(directory)), **_UNLIMITED)
     config = dataclasses.replace(config, aws_access_key_id="x", aws_secret_access_key="x")  # noqa: S106 - the sink's
     return IngestGateway(settings, directory, config=config)
+
+
+class _Record(msgspec.Struct):
+    partition_key: str
+    data: str
+
+
+_RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 class BareProtocol(asyncio.Protocol):
@@ -75,6 +92,18 @@ class BareProtocol(asyncio.Protocol):
         self._transport.write(_CONSTANT)
 
 
+class PuttingProtocol(BareProtocol):
+    """Puts the record of each request too, and checks nothing: what every gateway in Python has to do."""
+
+    producer: Producer
+
+    def on_message_complete(self) -> None:
+        """Put and answer."""
+        record = _RECORD.decode(self._body)
+        _ = self.producer.put_nowait(STREAM_NAME, partition_key=record.partition_key, data=record.data.encode())
+        super().on_message_complete()
+
+
 async def bare(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401, ARG001 - ASGI
     while (await receive()).get("more_body", False):
         pass
@@ -97,9 +126,7 @@ def fastapi_app(endpoint_url: str) -> Any:  # noqa: ANN401 - FastAPI's own
     class Records(BaseModel):
         records: list[Record]
 
-    credentials: dict[str, Any] = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
-    config = Config(region="us-east-1", endpoint_url=endpoint_url, **credentials, **_UNLIMITED)
-    app = FastAPI(lifespan=KinesisLifespan(config))
+    app = FastAPI(lifespan=KinesisLifespan(_config(endpoint_url)))
 
     @app.post("/v1/streams/{stream}/records", status_code=202)
     async def put(stream: str, body: Record | Records, producer: ProducerDep) -> dict[str, Any]:
@@ -138,10 +165,10 @@ async def _serve(app: str, endpoint_url: str) -> None:
                 await parent_gone.wait()
                 server.stop(signal.SIGINT)
             elif app == "protocol":
-                loop = asyncio.get_running_loop()
-                async with await loop.create_server(BareProtocol, sock=listening):
-                    print(port, flush=True)
-                    await parent_gone.wait()
+                await _serve_protocol(BareProtocol, listening, parent_gone)
+            elif app == "putting":
+                async with Producer(_config(endpoint_url)) as PuttingProtocol.producer:
+                    await _serve_protocol(PuttingProtocol, listening, parent_gone)
             else:
                 plain = _plain_server(app, endpoint_url)
                 tasks.start_soon(plain.serve, [listening])
@@ -150,6 +177,12 @@ async def _serve(app: str, endpoint_url: str) -> None:
                 print(port, flush=True)
                 await parent_gone.wait()
                 plain.should_exit = True
+
+
+async def _serve_protocol(protocol: type[BareProtocol], listening: socket.socket, parent_gone: anyio.Event) -> None:
+    async with await asyncio.get_running_loop().create_server(protocol, sock=listening):
+        print(listening.getsockname()[1], flush=True)
+        await parent_gone.wait()
 
 
 def _plain_server(app: str, endpoint_url: str) -> uvicorn.Server:
