@@ -226,9 +226,10 @@ async def test_a_lack_of_memory_while_a_body_is_built_fails_one_request_of_the_p
 
     monkeypatch.setattr(put_records_wire, "BytesIO", buffer_or_failure)
     async with LocalKinesis({"orders": 1}) as local, Producer(config(local.endpoint_url)) as orders:
-        deliveries = await orders.put_many("orders", [("k", b"%d" % number) for number in range(2_000)])
+        # Of records so large that each request is written into one block of memory.
+        deliveries = await orders.put_many("orders", [("k", bytes(2_000))] * 200)
         report = await orders.flush(30)
-        assert (report.delivered, failures, orders.unready()) == (2_000, [], [])
+        assert (report.delivered, failures, orders.unready()) == (200, [], [])
     messages = {
         each.error_message for delivery in deliveries for each in delivery.result().attempts if not each.success
     }
