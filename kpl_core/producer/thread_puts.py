@@ -234,12 +234,14 @@ class ThreadPuts(Generic[Handle]):
             raise self._closed() from error
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
+        # Read once: it may be closed meanwhile.
+        loop = self._loop
+        if loop is None:
             raise self._closed()
         if self._process != _process:
             message = f"this is the producer of process {self._process}, which forked this one; make one after the fork"
             raise WrongEventLoop(message)
-        return self._loop
+        return loop
 
     @staticmethod
     def _closed() -> ProducerClosed:

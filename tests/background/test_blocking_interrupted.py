@@ -3,97 +3,108 @@
 import contextlib
 import itertools
 import signal
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from kpl_core import BlockingProducer, BufferFull, Config, ProducerClosed
+from kpl_core.background import blocking as blocking_module
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.options.policy import FairnessPolicy
-from kpl_core.producer.internal import InternalProducer
-from kpl_core.producer.thread_puts import ThreadPuts
+from kpl_core.producer import thread_puts
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.background.test_blocking import blocking, in_threads, transport
 from tests.background.test_blocking_guarantees import put
 from tests.support.waiting import wait_until
 
-PLACES = [
-    (InternalProducer, "max_record_bytes"),
-    (ThreadPuts, "_require_room"),
-    (ThreadPuts, "_append"),
-    (ThreadPuts, "_wake"),
-]
+needs_signal = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
+# Where the code of a put is.
+FILES = {blocking_module.__file__, thread_puts.__file__}
 
 
-def interrupt(place: type, method: str, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> None:
-    """Raise SIGUSR1 in the main thread at its next call of a method: before it begins, or after its end."""
-    interrupted = getattr(place, method)
+@contextlib.contextmanager
+def interrupted(line: int, handle: Callable[[], object]) -> Iterator[list[int]]:
+    """Raise SIGUSR1 before this line of those that a put runs in the block, for `handle`; yield their numbers."""
+    lines: list[int] = []
 
-    def interrupting(*args: Any, **options: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            return interrupted(*args, **options)
-        monkeypatch.setattr(place, method, interrupted)
-        result = interrupted(*args, **options) if is_after else None
-        signal.raise_signal(signal.SIGUSR1)
-        return result if is_after else interrupted(*args, **options)
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename not in FILES:
+            return None
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == line:
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
 
-    monkeypatch.setattr(place, method, interrupting)
+    before, traced_before = signal.signal(signal.SIGUSR1, lambda *_: handle()), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(traced_before)
+        signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
+def at_every_line(test: Callable[[int], list[int]]) -> None:
+    """Call `test` with the number of each line that its put runs."""
+    line, lines = 0, [0]
+    while line < len(lines):
+        line += 1
+        lines = test(line)
+    # The whole way of a put that wakes the loop.
+    assert line > 30
+
+
+@needs_signal
 @pytest.mark.parametrize("timeout", [30.0, None])
-@pytest.mark.parametrize("is_after", [False, True])
-@pytest.mark.parametrize(("place", "method"), PLACES)
-def test_a_signal_handler_can_close_in_the_middle_of_a_put(
-    place: type, method: str, is_after: bool, timeout: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reports = []
-    with blocking(transport()) as orders:
-        before = signal.signal(signal.SIGUSR1, lambda *_: reports.append(orders.close(timeout)))
-        try:
+def test_a_signal_handler_can_close_at_any_line_of_a_put(timeout: float | None) -> None:
+    def close_at(line: int) -> list[int]:
+        reports = []
+        with blocking(transport()) as orders:
             deliveries = [put(orders)]
             assert deliveries[0].result(30).successful
-            interrupt(place, method, monkeypatch, is_after=is_after)
             # Nothing that was refused is in the report.
-            with contextlib.suppress(ProducerClosed):
+            with (
+                interrupted(line, lambda: reports.append(orders.close(timeout))) as lines,
+                contextlib.suppress(ProducerClosed),
+            ):
                 deliveries.append(put(orders))
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-        with pytest.raises(ProducerClosed):
-            put(orders)
-    assert all(delivery.result(30).successful for delivery in deliveries)
-    assert [(report.accepted, report.delivered, report.buffered) for report in reports] == [
-        (len(deliveries),) * 2 + (0,)
-    ]
+            with pytest.raises(ProducerClosed):
+                put(orders)
+        assert all(delivery.result(30).successful for delivery in deliveries)
+        assert [(report.accepted, report.delivered, report.buffered) for report in reports] == [
+            (len(deliveries),) * 2 + (0,)
+        ]
+        return lines
+
+    at_every_line(close_at)
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
-@pytest.mark.parametrize("is_after", [False, True])
-@pytest.mark.parametrize(("place", "method"), PLACES)
-def test_a_signal_handler_can_put_and_flush_in_the_middle_of_a_put(
-    place: type, method: str, is_after: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = []
+@needs_signal
+def test_a_signal_handler_can_put_and_flush_at_any_line_of_a_put() -> None:
+    def put_and_flush_at(line: int) -> list[int]:
+        deliveries = []
 
-    def put_and_flush(*_: object) -> None:
-        others.append(put(orders))
-        assert orders.flush(30).complete
+        def put_and_flush() -> None:
+            deliveries.append(put(orders))
+            assert orders.flush(30).complete
 
-    with blocking(transport()) as orders:
-        before = signal.signal(signal.SIGUSR1, put_and_flush)
-        try:
-            interrupt(place, method, monkeypatch, is_after=is_after)
-            others.append(put(orders))
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-        assert len(others) == 2
-        assert [delivery.result(30).successful for delivery in others] == [True, True]
-        limit = orders._producer.buffer_limit  # noqa: SLF001 - what is outstanding is seen nowhere else
-        wait_until(lambda: limit.outstanding_records == 0, lambda: f"room for all, not {limit!r}")
-    assert orders.close().delivered == 2
+        with blocking(transport()) as orders:
+            with interrupted(line, put_and_flush) as lines:
+                deliveries.append(put(orders))
+            assert [delivery.result(30).successful for delivery in deliveries] == [True, True]
+            limit = orders._producer.buffer_limit  # noqa: SLF001 - what is outstanding is seen nowhere else
+            wait_until(lambda: limit.outstanding_records == 0, lambda: f"room for all, not {limit!r}")
+        assert orders.close().delivered == 2
+        return lines
+
+    at_every_line(put_and_flush_at)
 
 
 def test_a_record_that_is_taken_back_holds_up_no_flush() -> None:
