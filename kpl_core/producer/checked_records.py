@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from kpl_core.errors import InvalidUserRecord
-from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.pipeline.open_record import PAIR, plain_until
 from kpl_core.records.hash_key import are_explicit_hash_keys, parse_explicit_hash_key
 from kpl_core.records.user_record import (
@@ -69,12 +68,9 @@ def checked_size(record: Puttable, max_record_bytes: int) -> int:
     if not isinstance(record, tuple):
         return check_user_record(record, max_record_bytes=max_record_bytes)
     key, data = record
-    is_plain = type(key) is str and key.isascii() and 0 < len(key) <= PARTITION_KEY_CHARACTERS
-    key_bytes = len(key) if is_plain else len(encode_partition_key(key))
-    size_bytes = key_bytes + len(data)
-    if size_bytes > max_record_bytes:
-        require_size(key_bytes, len(data), max_record_bytes=max_record_bytes)
-    return size_bytes
+    key_bytes = len(encode_partition_key(key))
+    require_size(key_bytes, len(data), max_record_bytes=max_record_bytes)
+    return key_bytes + len(data)
 
 
 def puttable(
@@ -90,9 +86,10 @@ def puttable(
     Raises:
         TypeError: the data are not bytes-like.
     """
+    data = data if type(data) is bytes else as_bytes(data)
     if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
-        return partition_key, as_bytes(data)
-    return UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
+        return partition_key, data
+    return UserRecord(partition_key, data, explicit_hash_key, flow, tier, metadata)
 
 
 def as_user_record(record: Puttable) -> UserRecord:

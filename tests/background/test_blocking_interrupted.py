@@ -1,7 +1,6 @@
 """`BlockingProducer` interrupted: signal handlers, hooks that never return, and hooks that read the put's context."""
 
 import contextlib
-import itertools
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 
 from kpl_core import BlockingProducer, BufferFull, Config, ProducerClosed
 from kpl_core.background import blocking as blocking_module
+from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.producer import thread_puts
@@ -112,15 +112,15 @@ def test_a_record_that_is_taken_back_holds_up_no_flush() -> None:
     go_on, appended, taken_back = threading.Event(), threading.Event(), list[BaseException]()
     with blocking(transport()) as orders:
         threads = orders._threads  # noqa: SLF001 - what is in the inbox is seen nowhere else
-        admit, calls = threads._admit, itertools.count()  # noqa: SLF001
-        assert admit is not None
 
-        def refuse_after_the_append() -> None:
-            if next(calls) == 1:
-                appended.set()
-                assert go_on.wait(20)
-                message = "refused"
-                raise BufferFull(message, outstanding_records=1, outstanding_bytes=1)
+        def refuse() -> None:
+            appended.set()
+            assert go_on.wait(20)
+            message = "refused"
+            raise BufferFull(message, outstanding_records=1, outstanding_bytes=1)
+
+        class StopsAfterTheAppend:
+            is_stopped = property(lambda _: len(threads) > 0)
 
         def put_one() -> None:
             try:
@@ -131,7 +131,7 @@ def test_a_record_that_is_taken_back_holds_up_no_flush() -> None:
         # The loop stands still meanwhile.
         taken = threading.Event()
         orders.sender.run_soon(lambda: taken.wait(20))
-        threads._admit = refuse_after_the_append  # noqa: SLF001
+        threads.serve(BlockingDelivery, StopsAfterTheAppend(), refuse)
         thread = threading.Thread(target=put_one)
         thread.start()
         assert appended.wait(20)
@@ -141,7 +141,6 @@ def test_a_record_that_is_taken_back_holds_up_no_flush() -> None:
         thread.join(20)
         assert is_drained()
         taken.set()
-        threads._admit = admit  # noqa: SLF001
         assert orders.flush(20).complete
         assert orders.close().accepted == 0
     assert len(taken_back) == 1
