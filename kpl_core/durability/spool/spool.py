@@ -12,22 +12,24 @@ the disk keeps up). No record is lost.
 If a commit fails, the futures of its appends fail. Its confirmations are kept and committed later.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
 
-from kpl_core.durability.spool.backlog_reader import BacklogReader
 from kpl_core.durability.spool.claims import Claimed, ClaimTable
 from kpl_core.durability.spool.envelope import SpooledRecord, decode_record, encode
 from kpl_core.durability.spool.group_commit import CommitRequest, SpoolWriter, new_future
 from kpl_core.durability.spool.spool_error import SpoolClosed
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
-from kpl_core.durability.spool.tables import LetterRow, RecordRow
+from kpl_core.durability.spool.tables import LetterRow, RecordRow, records_after
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.reliability import SpoolOptions
 
+_log: Final = logging.getLogger(__name__)
 _KEYS_PAGE_RECORDS: Final = 500
 _Answer = TypeVar("_Answer")
 
@@ -65,8 +67,8 @@ class Spool:
         self._lock = threading.Lock()
         self._claims: ClaimTable | None = None
         self._process = 0
-        self._appended = self._confirmed = self._commits = 0
-        self._backlog = BacklogReader(self._lock, self._require_open)
+        # Damaged rows could not be decoded.
+        self._appended = self._confirmed = self._damaged = self._commits = 0
         self._listeners: list[Callable[[], None]] = []
 
     def open(self) -> Self:
@@ -184,7 +186,44 @@ class Spool:
         A record whose bytes changed on the disk is not handed out. It is logged, counted in `damaged_records`, and
         stays in the file for manual recovery.
         """
-        return self.ask(lambda store: self._backlog.claim(store, limit, max_bytes))
+        return self.ask(lambda store: self._claim(store, limit, max_bytes))
+
+    def _claim(self, store: SpoolStore, limit: int, max_bytes: int) -> list[Claimed]:
+        """Read rows without the lock, and claim them under it; on the writer's thread."""
+        claimed: list[Claimed] = []
+        # Repeats only if every row it read was already claimed.
+        while not claimed:
+            with self._lock:
+                query = self._require_open().backlog_query(limit)
+            try:
+                rows, unread = store.records_by_id(query.released_ids, max_bytes)
+                after = [] if rows else records_after(store.connection, query.after_id, limit, max_bytes)
+            except BaseException:
+                with self._lock:
+                    self._require_open().unread(query.released_ids)
+                raise
+            with self._lock:
+                claims = self._require_open()
+                claims.unread(unread)
+                if after:
+                    claims.move_cursor(after[-1].id)
+                claimed = self._decoded(claims, rows or after, store.path)
+            if not rows and not after:
+                break
+        return claimed
+
+    def _decoded(self, claims: ClaimTable, rows: Sequence[RecordRow], path: Path) -> list[Claimed]:
+        claimed = []
+        for row in rows:
+            if not claims.claim(row.id, len(row.envelope)):
+                continue
+            record = decode_record(row.checksum, row.envelope)
+            if record is None:
+                self._damaged += 1
+                _log.error("spool %s: record %d is damaged and stays in the file; recover it by hand", path, row.id)
+                continue
+            claimed.append(Claimed(row.id, record))
+        return claimed
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever the backlog grew, on the thread that made it grow. It must return quickly."""
@@ -218,7 +257,7 @@ class Spool:
         """
 
         def read(store: SpoolStore) -> tuple[set[tuple[str, str]], int]:
-            rows = store.records_after(last_id, _KEYS_PAGE_RECORDS, MIB)
+            rows = records_after(store.connection, last_id, _KEYS_PAGE_RECORDS, MIB)
             with self._lock:
                 claims = self._require_open()
                 stored = [row for row in rows if not claims.is_delivered(row.id)]
@@ -262,7 +301,7 @@ class Spool:
                 claims.letter_bytes,
                 self._appended,
                 self._confirmed,
-                self._backlog.damaged,
+                self._damaged,
                 self._commits,
             )
 

@@ -20,15 +20,12 @@ import msgspec
 from kpl_core.durability.spool.process_lock import ProcessLock
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolUnavailable, as_spool_error
 from kpl_core.durability.spool.tables import (
-    Contents,
     LetterRow,
     RecordRow,
     append_rows,
-    count_contents,
     highest_keys,
     migrate,
     read_owner,
-    records_after,
     require_sqlite,
     transaction,
     write_owner,
@@ -47,8 +44,17 @@ _MAX_ROWS: Final = 512
 _RECLAIM_BYTES: Final = 64 * MIB
 
 
+class Contents(NamedTuple):
+    """How many rows the tables have, and the highest key of each (0 without rows)."""
+
+    records: int
+    last_id: int
+    letters: int
+    last_number: int
+
+
 class SpoolTotals(NamedTuple):
-    """The contents of the tables: rows, bytes of envelopes, and the highest key so far."""
+    """The same, and the bytes of the envelopes."""
 
     records: int
     record_bytes: int
@@ -56,6 +62,11 @@ class SpoolTotals(NamedTuple):
     letters: int
     letter_bytes: int
     last_number: int
+
+    @property
+    def contents(self) -> Contents:
+        """Return rows and keys."""
+        return Contents(self.records, self.last_id, self.letters, self.last_number)
 
 
 class Removed(NamedTuple):
@@ -121,7 +132,7 @@ class SpoolStore:
             with transaction(self.connection):
                 write_owner(self.connection, self._token)
             totals = self.totals()
-            self._contents = Contents(totals.records, totals.last_id, totals.letters, totals.last_number)
+            self._contents = totals.contents
             self._identity, self._log_identity = _identity(self.path), _identity(self._log)
             self._version = self._data_version()
             return totals
@@ -231,7 +242,7 @@ class SpoolStore:
         version = self._data_version()
         if version == self._version:
             return
-        if read_owner(self.connection) != self._token or count_contents(self.connection) != self._contents:
+        if read_owner(self.connection) != self._token or self.totals().contents != self._contents:
             self._refuse("another process has written to the file", "stop that process and restart")
         self._version = version
 
@@ -243,10 +254,6 @@ class SpoolStore:
         """Return a number that always changes when another connection commits (SQLite, PRAGMA data_version)."""
         (version,) = self.connection.execute("PRAGMA data_version").fetchone()
         return int(version)
-
-    def records_after(self, last_id: int, limit: int, max_bytes: int) -> list[RecordRow]:
-        """Return up to `limit` records that arrived after `last_id`, in order; stop once they exceed `max_bytes`."""
-        return records_after(self.connection, last_id, limit, max_bytes)
 
     def records_by_id(self, ids: Sequence[int], max_bytes: int) -> tuple[list[RecordRow], Sequence[int]]:
         """Return the records with these ids that still exist, in order, and the ids that were not read.

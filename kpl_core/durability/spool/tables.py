@@ -108,24 +108,6 @@ def read_owner(connection: sqlite3.Connection) -> bytes | None:
     return None if row is None else row[0]
 
 
-class Contents(NamedTuple):
-    """How many rows the tables have, and the highest key of each (0 without rows)."""
-
-    records: int
-    last_id: int
-    letters: int
-    last_number: int
-
-
-def count_contents(connection: sqlite3.Connection) -> Contents:
-    """Count the rows; about half a second per GiB."""
-    row = connection.execute(
-        "SELECT * FROM (SELECT count(*), coalesce(max(id), 0) FROM spooled), "
-        "(SELECT count(*), coalesce(max(number), 0) FROM dead_letters)"
-    ).fetchone()
-    return Contents(*row)
-
-
 def highest_keys(connection: sqlite3.Connection) -> tuple[int, int]:
     """Return the highest id and the highest number of a letter, without reading the tables."""
     row = connection.execute(

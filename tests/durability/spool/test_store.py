@@ -16,7 +16,7 @@ from kpl_core.durability.spool.process_lock import ProcessLock
 from kpl_core.durability.spool.read_only_spool import ReadOnlySpool
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore, SpoolTotals
-from kpl_core.durability.spool.tables import APPLICATION_ID, MIGRATIONS, LetterRow, RecordRow, migrate
+from kpl_core.durability.spool.tables import APPLICATION_ID, MIGRATIONS, LetterRow, RecordRow, migrate, records_after
 from kpl_core.errors import ConfigError
 from kpl_core.options.reliability import SpoolOptions
 
@@ -37,7 +37,7 @@ def test_committed_rows_survive_reopening_the_file(options: SpoolOptions) -> Non
     store.commit(Changes(confirmed_ids=[2]))
     store.close()
     assert store.open() == SpoolTotals(2, 3, 30, 0, 0, 0)
-    assert store.records_after(1, 10, 100) == rows(30)
+    assert records_after(store.connection, 1, 10, 100) == rows(30)
     assert store.records_by_id([30, 2, 1], 10**9) == (rows(1, 30), ())
     store.close()
 
@@ -47,7 +47,7 @@ def test_any_number_of_rows_can_be_written_and_deleted(options: SpoolOptions, co
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=rows(*range(1, count + 1))))
-    assert len(store.records_after(0, 10_000, 10**9)) == count
+    assert len(records_after(store.connection, 0, 10_000, 10**9)) == count
     store.commit(Changes(confirmed_ids=list(range(1, count + 1))))
     assert store.totals().records == 0
     store.close()
@@ -87,7 +87,7 @@ def test_reading_stops_after_the_row_that_exceeds_the_byte_limit(options: SpoolO
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=[RecordRow(record_id, 0, b"x" * 100) for record_id in range(1, 10)]))
-    assert len(store.records_after(0, 10, 250)) == 3
+    assert len(records_after(store.connection, 0, 10, 250)) == 3
     found, left = store.records_by_id([9, 7, 5, 4, 2], 250)
     assert [row.id for row in found] == [2, 4, 5]
     assert sorted(left) == [7, 9]
