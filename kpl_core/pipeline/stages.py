@@ -1,7 +1,7 @@
 """The stages of one stream, wired to each other, and the places that a configuration may fill.
 
 `StreamPipeline` moves records from one stage to the next. Three places are filled when it is built
-(`producer/composition.py`), and each may stay empty:
+(`producer/stream_set.py`), and each may stay empty:
 
 * intake: records go straight to the aggregator, or through a `WriteAhead`, a `FairIntake`, or both in this order;
 * gate: every admitted record passes, or a `Gate` (circuit breakers) decides;

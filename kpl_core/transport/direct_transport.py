@@ -17,17 +17,19 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 from botocore.configprovider import ConfiguredEndpointProvider
+from botocore.credentials import Credentials, RefreshableCredentials, create_credential_resolver
 from botocore.endpoint_provider import EndpointProvider
+from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from botocore.httpsession import get_cert_path
 from botocore.parsers import JSONParser
 from botocore.session import Session
 from botocore.utils import get_environ_proxies, validate_region_name
 
+from kpl_core.event_loop import run_in_daemon_thread
 from kpl_core.options.config import Config
 from kpl_core.options.validation import require_endpoint_url
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
-from kpl_core.transport.credentials import FreshCredentials, find_credentials
 from kpl_core.transport.http_answers import HttpAnswer, decoded
 from kpl_core.transport.http_connections import HttpConnections
 from kpl_core.transport.put_records_wire import (
@@ -39,6 +41,7 @@ from kpl_core.transport.put_records_wire import (
 )
 from kpl_core.transport.request_signer import RequestSigner
 from kpl_core.transport.service_calls import (
+    CredentialsUnavailable,
     ServiceCalls,
     SessionVars,
     ca_bundle,
@@ -62,6 +65,8 @@ _OPERATIONS: Final = {
 _JSON: Final = json_wire()
 # Attempts keep the message of an error, and log lines quote it.
 _MESSAGE_CHARACTERS: Final = 2_000
+# Until so many seconds before credentials expire, requests use them while a refresh runs: botocore's value.
+_MANDATORY_REFRESH_SECONDS: Final = 600
 
 T = TypeVar("T")
 
@@ -113,7 +118,7 @@ def _resolved(config: Config, session: Any) -> Resolved | str:  # noqa: ANN401 -
     endpoint = _endpoints(session, region) if configured is None else _given_endpoint(configured)
     url = endpoint("PutRecords", None)
     proxy = _proxy_of(url)
-    credentials = find_credentials(config, session, region)
+    credentials = _find_credentials(config, session, region)
     if proxy is not None and (proxy.scheme, url.scheme) != ("http", "https"):
         return "a proxy is configured that is not an HTTP proxy for https"
     if credentials is None:
@@ -178,6 +183,17 @@ def _endpoints(session: Any, region: str) -> Callable[[str, str | None], SplitRe
     return endpoint
 
 
+def _find_credentials(config: Config, session: Any, region: str) -> Any:  # noqa: ANN401 - botocore has no types
+    """Return the credentials of the options, else those that botocore's session finds, None if there are none."""
+    key, secret = config.aws_access_key_id, config.aws_secret_access_key
+    if key is not None and secret is not None:
+        return Credentials(key, secret, config.aws_session_token)
+    if key is not None or secret is not None:
+        return None
+    session.register_component("credential_provider", create_credential_resolver(session, region_name=region))
+    return session.get_credentials()
+
+
 def _tls(config: Config, session: Any) -> ssl.SSLContext:  # noqa: ANN401
     bundle = ca_bundle(config, session)
     context = ssl.create_default_context(cafile=bundle if isinstance(bundle, str) else get_cert_path(verify=True))
@@ -195,6 +211,55 @@ def _trace_field() -> str:
         return ""
     trace_id = quote(trace_id, safe="-=;:+&[]{}\"',")
     return f"X-Amzn-Trace-Id: {trace_id}\r\n"
+
+
+class FreshCredentials:
+    """Credentials that are refreshed before they expire, once for all requests.
+
+    Temporary ones (of a role, SSO, a container or an instance) are refreshed as botocore does it, but in a thread: a
+    refresh asks a server or runs a program, and must not block the loop.
+
+    Args:
+        credentials: as botocore's, which may refresh themselves.
+    """
+
+    def __init__(self, credentials: Any) -> None:  # noqa: ANN401 - as above
+        self._credentials = credentials
+        self._refreshing: asyncio.Task[Any] | None = None
+
+    async def frozen(self) -> Any:  # noqa: ANN401 - as above
+        """Return credentials to sign with; refresh them first if they are about to expire.
+
+        Raises:
+            CredentialsUnavailable: the place that they come from cannot be reached, or refuses.
+        """
+        try:
+            return await self._refreshed()
+        except (TimeoutError, NoCredentialsError, PartialCredentialsError):
+            raise
+        except Exception as error:  # providers may raise anything
+            message = f"credentials cannot be fetched ({type(error).__name__}: {error}); check where they come from"
+            raise CredentialsUnavailable(message) from error
+
+    def cancel_refresh(self) -> None:
+        """Stop waiting for a refresh that runs."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+
+    async def _refreshed(self) -> Any:  # noqa: ANN401 - as above
+        credentials = self._credentials
+        if not isinstance(credentials, RefreshableCredentials) or not credentials.refresh_needed():
+            return credentials.get_frozen_credentials()
+        # This may ask a server or run a program, once for all requests.
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.ensure_future(run_in_daemon_thread(credentials.get_frozen_credentials))
+            self._refreshing.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+        # Requests wait only for the last minutes before the end, as botocore's own do.
+        present = getattr(credentials, "_frozen_credentials", None)
+        mandatory = getattr(credentials, "_mandatory_refresh_timeout", _MANDATORY_REFRESH_SECONDS)
+        if present is not None and not credentials.refresh_needed(mandatory):
+            return present
+        return await asyncio.shield(self._refreshing)
 
 
 class DirectTransport(ServiceCalls):

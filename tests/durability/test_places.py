@@ -9,7 +9,7 @@ from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.producer.composition import stream_parts
+from kpl_core.producer.stream_set import stream_parts
 from kpl_core.records.record_result import INCURABLE, REASONS
 
 BOTH = DurableRules(spool=True, dead_letters=True, write_ahead=False)

@@ -10,7 +10,7 @@ from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import GroupTerms
-from kpl_core.producer.composition import stream_parts
+from kpl_core.producer.stream_set import stream_parts
 from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.records.user_record import UserRecord
 from tests.support.material import even_shards, keys_in, split

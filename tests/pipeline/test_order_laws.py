@@ -14,7 +14,7 @@ from hypothesis import example, given, settings, strategies as st
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.producer.composition import stream_parts
+from kpl_core.producer.stream_set import stream_parts
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.testing import FakeKinesis, SplitDuringRequest

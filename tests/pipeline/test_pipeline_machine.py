@@ -20,7 +20,7 @@ from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.producer.composition import stream_parts
+from kpl_core.producer.stream_set import stream_parts
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure

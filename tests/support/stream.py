@@ -7,7 +7,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import Poll
-from kpl_core.producer.composition import stream_parts
+from kpl_core.producer.stream_set import stream_parts
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 from kpl_core.records.user_record import UserRecord
