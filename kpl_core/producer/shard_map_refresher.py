@@ -7,7 +7,7 @@ jitter.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
@@ -15,7 +15,6 @@ import anyio
 
 from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.transport import LISTING_CALLS, KinesisTransport, answer_within, as_record_limit, as_shards
 
@@ -87,14 +86,8 @@ class ShardMapRefresher:
                     self.wake()
 
     async def _refresh(self) -> None:
-        async def ask() -> Sequence[Shard] | RequestFailure:
-            return await answer_within(
-                self._listing_seconds,
-                "list_shards",
-                partial(self._transport.list_shards, self._pipeline.stream),
-                as_shards,
-            )
-
+        listing = partial(self._transport.list_shards, self._pipeline.stream)
+        ask = partial(answer_within, self._listing_seconds, "list_shards", listing, as_shards)
         shards = await until_answered(ask, BACKOFF, self._chance, self._warn)
         self._pipeline.shards_changed(shards, self._clock())
 
@@ -117,10 +110,8 @@ async def learn_record_limit(
     pipeline: StreamPipeline, transport: KinesisTransport, chance: Callable[[], float], *, call_seconds: float
 ) -> None:
     """Ask for one stream's record limit until the service answers. Cancelled by the producer."""
-
-    async def ask() -> int | RequestFailure:
-        call = partial(transport.max_record_bytes, pipeline.stream)
-        return await answer_within(call_seconds, "max_record_bytes", call, as_record_limit)
+    asking = partial(transport.max_record_bytes, pipeline.stream)
+    ask = partial(answer_within, call_seconds, "max_record_bytes", asking, as_record_limit)
 
     def log(failure: RequestFailure) -> None:
         _logger.info(

@@ -51,19 +51,18 @@ def completed_fact(
     request: PutRecordsRequest, answer: PutRecordsAnswer, *, throttled: Mapping[str | None, int], now: float
 ) -> RequestCompleted:
     """Return the fact about an answered request. `throttled` counts Kinesis records by predicted shard."""
+    records = request.records
+    if not isinstance(answer, RequestFailure) and len(answer) != len(records):
+        answer = RequestFailure(RECORD_COUNT_MISMATCH, "")
+    failure = answer if isinstance(answer, RequestFailure) else None
+    codes = [answer.code] * len(records) if isinstance(answer, RequestFailure) else [each.error_code for each in answer]
     errors: dict[str, int] = {}
     by_shard: dict[tuple[str, str], int] = {}
-    if not isinstance(answer, RequestFailure) and len(answer) != len(request.records):
-        answer = RequestFailure(RECORD_COUNT_MISMATCH, "")
-    if not isinstance(answer, RequestFailure):
-        for entry, record in zip(answer, request.records, strict=True):
-            if entry.error_code:
-                errors[entry.error_code] = errors.get(entry.error_code, 0) + 1
-                place = record.predicted_shard or "", entry.error_code
-                by_shard[place] = by_shard.get(place, 0) + 1
-    else:
-        for record in request.records:
-            place = record.predicted_shard or "", answer.code
+    for record, code in zip(records, codes, strict=True):
+        if code:
+            if failure is None:
+                errors[code] = errors.get(code, 0) + 1
+            place = record.predicted_shard or "", code
             by_shard[place] = by_shard.get(place, 0) + 1
     return RequestCompleted(
         stream=request.stream,
@@ -72,7 +71,7 @@ def completed_fact(
         kinesis_records=len(request.records),
         user_records=sum(len(record.arrivals) for record in request.records),
         size_bytes=request.size_bytes,
-        error_code=answer.code if isinstance(answer, RequestFailure) else None,
+        error_code=None if failure is None else failure.code,
         record_errors=errors,
         errors_by_shard=by_shard,
         throttled_by_shard={shard_id or "": count for shard_id, count in throttled.items() if count},
@@ -81,5 +80,5 @@ def completed_fact(
         opened_in=tuple(
             [record.outcome.opened_in for record in request.records if record.outcome.opened_in is not None]
         ),
-        error_message=answer.message if isinstance(answer, RequestFailure) else None,
+        error_message=None if failure is None else failure.message,
     )

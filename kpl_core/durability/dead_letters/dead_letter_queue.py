@@ -168,13 +168,7 @@ class DeadLetterQueue:
             SpoolFull: there is no room; nothing was stored or deleted.
             SpoolError: the spool is closed or broken. The future raises `SpoolUnavailable` if the disk fails.
         """
-        now = self._wall_clock()
-        rows = [
-            letter_row(
-                letter, due_at=redrive_at(self._options, letter.reason, redrives=0, now=now, chance=self._chance)
-            )
-            for letter in letters
-        ]
+        rows = [letter_row(letter, due_at=self._due_at(letter, redrives=0)) for letter in letters]
 
         def settled(stored: bool) -> None:  # noqa: FBT001 - the signature of `settled`
             self.failing, self._is_full = not stored, False
@@ -236,11 +230,11 @@ class DeadLetterQueue:
         rescheduled = []
         for stored in letters:
             redrives = stored.redrives + 1
-            due_at = None if stored.letter is None else self._due_at(stored.letter, redrives)
+            due_at = None if stored.letter is None else self._due_at(stored.letter, redrives=redrives)
             rescheduled.append((due_at, redrives, stored.number))
         return self.spool.change_letters(rescheduled=rescheduled, settled=self._changed)
 
-    def _due_at(self, letter: DeadLetter, redrives: int) -> float | None:
+    def _due_at(self, letter: DeadLetter, *, redrives: int) -> float | None:
         return redrive_at(self._options, letter.reason, redrives=redrives, now=self._wall_clock(), chance=self._chance)
 
     def watch_depth(self) -> None:
