@@ -181,7 +181,7 @@ class BackgroundSender:
     # From any thread
 
     def start(self, spare: SpareThread | None = None) -> None:
-        """Start the thread, or use a spare one if none can be started.
+        """Start the thread, or use a spare one if none can be started; a spare one that is not used ends.
 
         Raises:
             RuntimeError: the interpreter is shutting down and starts no threads.
@@ -198,6 +198,8 @@ class BackgroundSender:
                 raise
             self._thread = spare.thread
             spare.run(self._run)
+        if spare is not None:
+            spare.end()
 
     def wait_until_open(self) -> None:
         """Wait until the producer takes records.

@@ -283,12 +283,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         if not is_started:
             return None
         self._sender = sender
-        self._end_spare()
         return sender
-
-    def _end_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.end()
 
     @property
     def _refusal(self) -> str:
@@ -353,7 +348,8 @@ class KinesisHandler(logging.Handler, ProcessListener):
         with self._lock:
             sender, was_closed = self._sender, self._is_closed
             self._is_closed = True
-            self._end_spare()
+            if self._spare is not None:
+                self._spare.end()
         if sender is None:
             self._report_loss()
         elif not was_closed:

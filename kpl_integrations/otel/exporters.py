@@ -63,7 +63,6 @@ from kpl_integrations.otel.sender import (
 )
 from kpl_integrations.otel.telemetry_records import (
     TelemetryRecord,
-    compressor,
     encoder,
     items_in,
     keyed_parts,
@@ -205,7 +204,7 @@ class SignalExporter(ProcessListener):
         self._transport = transport
         if transport is None:
             import_early(options.config)
-        self._encode = encoder(signal, options.encoding, compressor(options.compression))
+        self._encode = encoder(signal, options.encoding, options.compression)
         self._sender: TelemetrySender | None = None
         self.is_closed = False
         self.begin_child()
@@ -319,7 +318,8 @@ class SignalExporter(ProcessListener):
         """
         with self._starting:
             was_closed, self.is_closed = self.is_closed, True
-            self._end_spare()
+            if self._spare is not None:
+                self._spare.end()
         if was_closed:
             return
         with suppress_instrumentation():
@@ -362,14 +362,9 @@ class SignalExporter(ProcessListener):
                     # The interpreter finalizes and starts no threads, or no file descriptor is left.
                     return None
                 self._sender = sender
-                self._end_spare()
                 # A configuration file sets the providers after it made the exporters.
                 global_providers.confirm_flushes(self.signal)
             return self._sender
-
-    def _end_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.end()
 
     def _make_producer(self) -> Producer:
         config = self.options.config

@@ -127,18 +127,22 @@ class ExporterSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_options(self)
 
 
-class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of one exporter, checked. Durations are seconds, sizes are bytes."""
+class ExporterOptions(ExporterSettings, frozen=True, kw_only=True):
+    """Options of one exporter, checked."""
 
     stream: str
-    encoding: Encoding
-    compression: Compression
-    synchronous: bool
     partition_key: KeyChoice
-    timeout: float
-    shutdown_timeout: float
-    max_buffer_bytes: int
     config: Config
+
+    @property
+    def timeout(self) -> float:
+        """Return how many seconds an export may wait for room."""
+        return self.timeout_millis / 1_000
+
+    @property
+    def shutdown_timeout(self) -> float:
+        """Return how many seconds a shutdown may take."""
+        return self.shutdown_timeout_millis / 1_000
 
     @property
     def max_data_bytes(self) -> int:
@@ -176,17 +180,11 @@ def resolve_options(
         if value is not None:
             # Declarative configuration may have text.
             values[name] = (value_of if isinstance(value, str) else _checked)(option, value, shown)
-    settings = ExporterSettings(**values)
     return ExporterOptions(
+        **values,
         stream=stream,
-        encoding=settings.encoding,
-        compression=settings.compression,
-        synchronous=settings.synchronous,
         partition_key=_key_choice(signal, key or variable_of("PARTITION_KEY")[1], is_given=key is not None),
-        timeout=settings.timeout_millis / 1_000,
-        shutdown_timeout=settings.shutdown_timeout_millis / 1_000,
-        max_buffer_bytes=settings.max_buffer_bytes,
-        config=given.get("config") or _producer_config(signal, settings, environment),
+        config=given.get("config") or _producer_config(signal, ExporterSettings(**values), environment),
     )
 
 

@@ -8,11 +8,9 @@ scope.
 """
 
 import dataclasses
-import gzip
 import hashlib
 import secrets
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,19 +20,16 @@ from opentelemetry.sdk.metrics.export import Metric, MetricsData, ResourceMetric
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from kpl_core import ConfigError
+from kpl_core import Compressed, ConfigError
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_integrations.otel.options import Compression, Encoding, KeyChoice, Signal
 from kpl_integrations.otel.span_protobuf import SpanEncoder
 
 Encode = Callable[[Sequence[Any]], bytes]
-Compress = Callable[[bytes], bytes]
 # Some of an export with its partition key; None stands for a random key for each record.
 Keyed = tuple[str | None, list[Any]]
 
 _RESOURCE_KEY_BYTES: Final = 8
-# gzip's default is 9, which takes twice the time for 1 % less.
-_GZIP_LEVEL: Final = 6
 
 
 # Metrics
@@ -111,33 +106,17 @@ def _metrics_data(leaves: Sequence[MetricLeaf]) -> MetricsData:
 # Encoding
 
 
-def encoder(signal: Signal, encoding: Encoding, compress: Compress | None = None) -> Encode:
+def encoder(signal: Signal, encoding: Encoding, compression: Compression = "none") -> Encode:
     """Return the function that encodes spans, log records or metric leaves, and compresses the result.
 
     Raises:
-        ConfigError: the encoding is JSON, but its package is not installed.
+        ConfigError: a package that the encoding or the compression needs is not installed.
     """
     encode = _PROTO[signal] if encoding == "otlp_proto" else _json(signal)
-    return encode if compress is None else lambda leaves: compress(encode(leaves))
-
-
-def compressor(compression: Compression) -> Compress | None:
-    """Return the function that compresses an encoded export, None for no compression.
-
-    Raises:
-        ConfigError: the compression is zstd, but its package is not installed.
-    """
     if compression == "none":
-        return None
-    if compression == "gzip":
-        return lambda data: gzip.compress(data, _GZIP_LEVEL, mtime=0)
-    try:
-        zstandard = import_module("zstandard")
-    except ImportError as error:
-        message = "compression is 'zstd', which needs another package; pip install zstandard, or choose 'gzip'"
-        raise ConfigError(message) from error
-    # A compressor is not safe for threads, and making one takes microseconds.
-    return lambda data: zstandard.ZstdCompressor().compress(data)
+        return encode
+    compress = Compressed("json", compression).compressor()
+    return lambda leaves: compress(encode(leaves))
 
 
 def _proto_metrics(leaves: Sequence[MetricLeaf]) -> bytes:

@@ -9,7 +9,7 @@ import zstandard
 
 from kpl_core import ConfigError, decode
 from kpl_core.testing import FakeKinesis
-from kpl_integrations.otel.telemetry_records import compressor
+from kpl_integrations.otel.telemetry_records import encoder
 from tests.otel.conftest import emit
 from tests.otel.test_splitting import large_spans
 from tests.support.telemetry import PROTOS, exported, user_records
@@ -75,8 +75,8 @@ def test_a_consumer_knows_a_compressed_export_by_its_magic_bytes(make_exporter, 
 
 def test_zstd_without_its_package_is_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    with pytest.raises(ConfigError, match="pip install zstandard"):
-        compressor("zstd")
+    with pytest.raises(ConfigError, match=r"pip install 'kpl-integrations\[zstd\]'"):
+        encoder("logs", "otlp_proto", "zstd")
 
 
 @pytest.mark.parametrize("signal", PROTOS)
