@@ -22,6 +22,7 @@ except ImportError:  # pragma: no cover - an interpreter without this module
     md5 = partial(hashlib_md5, usedforsecurity=False)
 
 __all__ = [
+    "CANONICAL_DECIMAL",
     "are_explicit_hash_keys",
     "hash_key_digest",
     "hash_key_of",
@@ -30,10 +31,10 @@ __all__ = [
     "parse_explicit_hash_key",
 ]
 
-# The service's pattern: canonical decimal, no sign, no leading zero.
 _LAST = str(MAX_HASH_KEY)
 _MOST_DIGITS = len(_LAST)
-_CANONICAL_DECIMAL = re.compile(r"0|[1-9][0-9]{0,38}")
+# The service's pattern: no sign, no leading zero. Its number may be too large.
+CANONICAL_DECIMAL = re.compile(r"0|[1-9][0-9]{0,38}")
 
 
 def hash_key_digest(partition_key: bytes) -> bytes:
@@ -66,7 +67,7 @@ def parse_explicit_hash_key(explicit_hash_key: object) -> int:
     is_short = len(explicit_hash_key) < _MOST_DIGITS and explicit_hash_key.isascii() and explicit_hash_key.isdigit()
     if is_short and explicit_hash_key[0] != "0":
         return int(explicit_hash_key)
-    if _CANONICAL_DECIMAL.fullmatch(explicit_hash_key) is None:
+    if CANONICAL_DECIMAL.fullmatch(explicit_hash_key) is None:
         message = (
             f"explicit_hash_key is {explicit_hash_key[:64]!r}; it must be a decimal integer without "
             f"sign or leading zeros, 0 .. 2**128 - 1"

@@ -34,9 +34,9 @@ from kpl_core.transport.http_answers import HttpAnswer, decoded
 from kpl_core.transport.http_connections import HttpConnections
 from kpl_core.transport.put_records_wire import (
     FIRST_ERROR_STATUS,
+    JSON_WIRE,
     PutRecordsWire,
     configured_wire,
-    json_wire,
     stream_argument,
 )
 from kpl_core.transport.request_signer import RequestSigner
@@ -62,7 +62,6 @@ _OPERATIONS: Final = {
     "describe_stream_summary": "DescribeStreamSummary",
 }
 
-_JSON: Final = json_wire()
 # Attempts keep the message of an error, and log lines quote it.
 _MESSAGE_CHARACTERS: Final = 2_000
 # Until so many seconds before credentials expire, requests use them while a refresh runs: botocore's value.
@@ -268,7 +267,7 @@ class DirectTransport(ServiceCalls):
     def __init__(self, config: Config, found: Resolved) -> None:
         self._config = config
         self._found = found
-        self._wire = configured_wire(config) or _JSON
+        self._wire = configured_wire(config) or JSON_WIRE
         self._credentials = FreshCredentials(found.credentials)
         self._signer = RequestSigner(found.region, found.user_agent)
         self._connections: HttpConnections
@@ -306,7 +305,7 @@ class DirectTransport(ServiceCalls):
         if stream is not None:
             arguments.update(stream_argument(stream))
         body = msgspec.json.encode(arguments)
-        return await self._exchange(method, stream, _JSON, body, lambda answer: read(msgspec.json.decode(answer)))
+        return await self._exchange(method, stream, JSON_WIRE, body, lambda answer: read(msgspec.json.decode(answer)))
 
     async def _exchange(
         self, method: str, stream: str | None, wire: PutRecordsWire, body: bytes, read: Callable[[bytes], T]

@@ -141,9 +141,8 @@ def json_entries(body: bytes) -> list[PutRecordsEntry]:
     return _json_output.decode(body).records
 
 
-def json_wire() -> PutRecordsWire:
-    """Return the wire format that every Kinesis endpoint accepts: AWS JSON 1.1."""
-    return PutRecordsWire(content_type="application/x-amz-json-1.1", body=json_body, entries=json_entries)
+# The wire format that every Kinesis endpoint accepts: AWS JSON 1.1.
+JSON_WIRE: Final = PutRecordsWire(content_type="application/x-amz-json-1.1", body=json_body, entries=json_entries)
 
 
 _BYTES = 0x40
@@ -215,14 +214,10 @@ def _error_as_json(body: bytes) -> bytes:
         return body
 
 
-def cbor_wire() -> PutRecordsWire:
-    """Return the wire format that AWS's Java SDKs use: CBOR. It needs the extra `cbor`."""
-    return PutRecordsWire(
-        content_type="application/x-amz-cbor-1.1",
-        body=cbor_body,
-        entries=cbor_entries,
-        error_as_json=_error_as_json,
-    )
+# The wire format that AWS's Java SDKs use: CBOR. It needs the extra `cbor`.
+CBOR_WIRE: Final = PutRecordsWire(
+    content_type="application/x-amz-cbor-1.1", body=cbor_body, entries=cbor_entries, error_as_json=_error_as_json
+)
 
 
 def configured_wire(config: Config) -> PutRecordsWire | None:
@@ -234,4 +229,4 @@ def configured_wire(config: Config) -> PutRecordsWire | None:
     require_packages(config)
     if config.wire_path == "stock":
         return None
-    return json_wire() if config.wire_path == "fast" else cbor_wire()
+    return JSON_WIRE if config.wire_path == "fast" else CBOR_WIRE

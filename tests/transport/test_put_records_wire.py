@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 from kpl_core.records.user_record import UserRecord
 from kpl_core.transport.put_records_wire import (
+    CBOR_WIRE,
     cbor_body,
     cbor_entries,
-    cbor_wire,
     json_body,
     json_entries,
     stream_argument,
@@ -111,7 +111,7 @@ def test_an_invalid_cbor_answer_is_an_error(answer):
 
 
 def test_the_error_page_of_a_proxy_is_left_to_botocore():
-    error_as_json = cbor_wire().error_as_json
+    error_as_json = CBOR_WIRE.error_as_json
     assert error_as_json is not None
     assert error_as_json(b"<html>502") == b"<html>502"
     assert json.loads(error_as_json(cbor2.dumps({"__type": "Odd"}))) == {"__type": "Odd"}
