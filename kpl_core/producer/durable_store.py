@@ -36,16 +36,19 @@ from kpl_core.pipeline.intake.write_ahead import SpoolState, WriteAhead
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.dead_letter_sender import DeadLetterSender
 from kpl_core.producer.delivery import call_when_finished
-from kpl_core.producer.replay_put import ReplayPut
 from kpl_core.producer.spool_watch import SpoolWatch
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.records.kinesis_record import DetachedUserRecord
+from kpl_core.records.outcome import Origin, ResultHandle
 from kpl_core.records.record_result import Place, RecordResult
+from kpl_core.records.user_record import UserRecord
 
 _log: Final = logging.getLogger(__name__)
 # How long a close waits for the disk and the sink after the last request.
 FINISH_SECONDS: Final = 5.0
 _REDRIVE_BYTES_PER_SECOND: Final = 1e9
+
+Finished = Callable[[RecordResult], None]
 
 
 class DurableStore:
@@ -418,3 +421,45 @@ def as_result(fallback: PendingFallback) -> RecordResult:
     history = fallback.detached.history
     earlier = () if history is None else history.to_tuple()
     return RecordResult(False, fallback.predicted_shard, None, (*earlier, fallback.attempt))  # noqa: FBT003
+
+
+class ReplayPut:
+    """Puts stored user records into their pipelines again: a `SharedPut`, whose tickets are deliveries."""
+
+    def __init__(self, origin: Origin, streams: StreamSet, pipeline: Callable[[str], StreamPipeline]) -> None:
+        self._origin: Origin = origin
+        self._streams = streams
+        self._pipeline = pipeline
+        self._put_to: set[str] = set()
+
+    def __call__(
+        self, record: SpooledRecord, finished: Finished, ticket: ResultHandle | None = None, /
+    ) -> ResultHandle:
+        """Put `record`; raises as `SharedPut` documents."""
+        pipeline, user_record = self._pipeline(record.stream), _user_record_of(record)
+        arrived_at = None if ticket is None else pipeline.reaggregator.arrival_with(user_record, ticket)
+        now = self._streams.clock() if arrived_at is None else arrived_at
+        delivery = pipeline.put_record(user_record, now, self._origin)
+        self._put_to.add(record.stream)
+        if pipeline.attention:
+            self._streams.wake(record.stream)
+        call_when_finished(delivery, finished)
+        return delivery
+
+    def joins(self, record: SpooledRecord, ticket: ResultHandle, /) -> bool:
+        """Return True if `record`, put now, would share the result of the one with this ticket."""
+        return self._pipeline(record.stream).reaggregator.arrival_with(_user_record_of(record), ticket) is not None
+
+    def send_now(self) -> None:
+        """Let the records that were put wait for no further records."""
+        streams, self._put_to = self._put_to, set()
+        for stream in streams:
+            self._pipeline(stream).reaggregator.release_returned(self._streams.clock())
+            self._streams.wake(stream)
+
+
+def _user_record_of(record: SpooledRecord) -> UserRecord:
+    """Return the user record to put again."""
+    return UserRecord(
+        record.partition_key, record.data, record.explicit_hash_key, record.flow, record.tier, record.metadata
+    )

@@ -50,7 +50,7 @@ class Replayer:
     def __init__(
         self,
         spool: AsyncSpool,
-        put: SpooledPut | SharedPut[Any],
+        put: SpooledPut | SharedPut,
         options: SpoolOptions,
         *,
         dead_letters: DeadLetterQueue,
@@ -62,7 +62,7 @@ class Replayer:
         self._dead_letters = dead_letters
         self._on_dead_letter = on_dead_letter
         self._shared = put if isinstance(put, SharedPut) else None
-        # The ticket that `SharedPut` returned for each record in flight.
+        # What `put` returned for each record in flight: the ticket, if it is a `SharedPut`.
         self._tickets: dict[int, Any] = {}
         per_key = options.replay_in_flight_per_key
         self._order = ReplayOrder(in_flight_per_key=per_key, may_share=self._shared is not None)
@@ -181,13 +181,10 @@ class Replayer:
 
     def _put_one(self, claimed: Claimed, joined: int | None) -> None:
         finished = partial(self._finished, claimed)
-        if self._shared is None:
-            self._put(claimed.record, finished)
-            return
-        if joined is None:
-            ticket = self._shared(claimed.record, finished)
+        if joined is None or self._shared is None:
+            ticket = self._put(claimed.record, finished)
         else:
-            ticket = self._shared.beside(claimed.record, self._tickets[joined], finished)
+            ticket = self._shared(claimed.record, finished, self._tickets[joined])
         # Its result may have arrived during the call.
         if self._order.is_in_flight(claimed.id):
             self._tickets[claimed.id] = ticket

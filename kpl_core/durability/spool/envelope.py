@@ -255,9 +255,6 @@ def _json(fields: dict[str, Any]) -> bytes:
         return msgspec.json.encode({**fields, "metadata": _unserialisable(error)})
 
 
-_Ticket = TypeVar("_Ticket")
-
-
 class SpooledPut(Protocol):
     """Puts a record, and calls back once with its result, later on the same loop.
 
@@ -275,26 +272,20 @@ class SpooledPut(Protocol):
 
 
 @runtime_checkable
-class SharedPut(Protocol[_Ticket]):
+class SharedPut(Protocol):
     """A `SpooledPut` that knows which records travel together, so that either all of them are delivered or none.
 
     With it, several records of one partition key can be in flight and still arrive in order.
     """
 
-    def __call__(self, record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> _Ticket:
-        """Put `record` and return its ticket; `beside` uses it to send a later record in the same Kinesis record.
+    def __call__(self, record: SpooledRecord, finished: Callable[[RecordResult], None], ticket: Any = None, /) -> Any:  # noqa: ANN401 - its own
+        """Put `record` and return its ticket; raises as `SpooledPut`.
 
-        It raises the exceptions of `SpooledPut`.
+        With the `ticket` of an earlier record, for which `joins` has just returned True, it travels with that one.
         """
 
-    def joins(self, record: SpooledRecord, ticket: _Ticket, /) -> bool:
-        """Return True if `record`, put now by `beside`, would travel with the record that got `ticket`."""
-
-    def beside(self, record: SpooledRecord, ticket: _Ticket, finished: Callable[[RecordResult], None], /) -> _Ticket:
-        """Put `record`, for which `joins` has just returned True, and return its ticket.
-
-        It raises the exceptions of `SpooledPut`.
-        """
+    def joins(self, record: SpooledRecord, ticket: Any, /) -> bool:  # noqa: ANN401
+        """Return True if `record`, put now with this ticket, would travel with the record that got it."""
 
     def send_now(self) -> None:
         """Send what was put without waiting for more: no record joins it before it has its result."""

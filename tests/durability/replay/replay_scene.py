@@ -16,7 +16,7 @@ from kpl_core.durability.spool.claims import Claimed
 from kpl_core.event_loop import running_clock
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.replay_put import ReplayPut
+from kpl_core.producer.durable_store import ReplayPut
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.testing.fake_transport import FakeTransport
 
