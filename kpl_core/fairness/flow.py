@@ -91,12 +91,6 @@ class Flow(Generic[T]):
         self.entries: deque[Any] = deque()
         self.queues[self.rank] = self.entries
 
-    def reweigh(self, weight: float) -> None:
-        """Use another weight from the next item on."""
-        self.numerator, self.denominator, self.step = _virtual_time_per_cost(weight)
-        self.weight = weight
-        self.remainder = 0
-
     def advance(self, cost: int) -> int:
         """Return how far the heap key moves for `cost` if the weight leaves remainders."""
         units, self.remainder = divmod(cost * self.numerator + self.remainder, self.denominator)

@@ -151,21 +151,6 @@ class FairQueue(Generic[T]):
         message = "pop from an empty FairQueue"
         raise IndexError(message)
 
-    def peek(self) -> T:
-        """Return the next item without removing it.
-
-        Raises:
-            IndexError: nothing is queued.
-        """
-        while self._heap:
-            flow = self._slots[self._heap[0] & SLOT_MASK]
-            if flow.entries or flow.serve_next_tier():
-                head: T = flow.entries[0]
-                return head
-            self._forget_first()
-        message = "the FairQueue is empty; check `if queue` first"
-        raise IndexError(message)
-
     def exceeded_bound(
         self, flow: Hashable, cost: int, tier: Tier = "normal", *, items: int = 1
     ) -> ExceededBound | None:
@@ -250,16 +235,6 @@ class FairQueue(Generic[T]):
     def items(self, flow: Hashable) -> Iterator[T]:
         """Iterate over the items of `flow` in the order they will be served. The queue must not change meanwhile."""
         return iter(self._flows.get(flow, ()))
-
-    def reweigh(self) -> None:
-        """Read every flow's weight again after weights changed. Existing tags stay.
-
-        Raises:
-            ConfigError: a weight is out of range. The flows before it already have their new weight.
-        """
-        self._ranking = None
-        for key, flow in self._flows.items():
-            flow.reweigh(self._weight_of(key))
 
     def statistics(self) -> FairQueueStatistics:
         """Return the statistics. This visits every flow."""
