@@ -8,15 +8,16 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from kpl_core import Config, CoordinationOptions, FairnessPolicy, RateLimitPolicy, StreamConfig
-from kpl_core.options.environment import PREFIX, shown_kind
+from kpl_core.options.environment import PREFIX
 from kpl_core.options.flat_options import flat_options
-from kpl_core.options.option import REQUIRED, DescribedOption, described
+from kpl_core.options.option import REQUIRED, DescribedOption, described, type_name
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_integrations.cli.app import app
 from kpl_integrations.ingest import load_settings
@@ -82,8 +83,26 @@ def _bounds(option: DescribedOption) -> tuple[str, str, str]:
     return smallest, _plain(bound.largest), bound.unit
 
 
+def _type(option: DescribedOption) -> str:
+    shown = [" or ".join(f'"{word}"' for word in option.choices)] if option.choices else map(type_name, option.kinds)
+    return " or ".join([*shown, *(["None"] if option.is_optional else [])])
+
+
+def shown_kind(option: DescribedOption) -> str:
+    """Return what the text of a variable is, for the table of variables."""
+    if option.choices:
+        return ", ".join(f'"{word}"' for word in option.choices)
+    if option.is_number:
+        return "a number"
+    if option.kinds == (bool,):
+        return "true or false"
+    if Path in option.kinds:
+        return "a path"
+    return "words with commas" if frozenset[str] in option.kinds else "a word"
+
+
 def _option_row(name: str, option: DescribedOption) -> tuple[str, ...]:
-    return f"`{name}`", f"`{option.type_name}`", _default(option), *_bounds(option), option.option.meaning
+    return f"`{name}`", f"`{_type(option)}`", _default(option), *_bounds(option), option.option.meaning
 
 
 _OPTION_HEAD = ("option", "type", "default", "smallest", "largest", "unit", "meaning")

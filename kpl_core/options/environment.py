@@ -3,7 +3,6 @@
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kpl_core.options.flat_options import FlatOption
@@ -65,19 +64,6 @@ def values_from(
         name: value_of(options[name].option, text, variable)
         for name, variable, text in set_variables(environment, names, prefix)
     }
-
-
-def shown_kind(option: DescribedOption) -> str:
-    """Return what the text of a variable is, for the table of variables."""
-    if option.choices:
-        return ", ".join(f'"{word}"' for word in option.choices)
-    if option.is_number:
-        return "a number"
-    if option.kinds == (bool,):
-        return "true or false"
-    if Path in option.kinds:
-        return "a path"
-    return "words with commas" if frozenset[str] in option.kinds else "a word"
 
 
 def variables_of(options: Mapping[str, FlatOption]) -> set[str]:

@@ -105,12 +105,6 @@ class DescribedOption(NamedTuple):
         _, smallest, largest, unit, above, *_ = self.option
         return Bound(smallest, largest, unit, whole=float not in self.kinds, optional=self.is_optional, above=above)
 
-    @property
-    def type_name(self) -> str:
-        """Return the type as a reader of the pages knows it."""
-        shown = [" or ".join(f'"{word}"' for word in self.choices)] if self.choices else map(_type_name, self.kinds)
-        return " or ".join([*shown, *(["None"] if self.is_optional else [])])
-
     def checked(self, value: Any, name: str | None = None) -> Any:  # noqa: ANN401 - of the option's own type
         """Return the value as the class keeps it: a path as a Path, a mapping as a copy that cannot be changed.
 
@@ -138,17 +132,18 @@ class DescribedOption(NamedTuple):
         return value
 
     def _wanted(self) -> str:
-        words = " or ".join(_WANTED.get(get_origin(kind) or kind, f"a {_type_name(kind)}") for kind in self.kinds)
+        words = " or ".join(_WANTED.get(get_origin(kind) or kind, f"a {type_name(kind)}") for kind in self.kinds)
         return f"{words}, or None" if self.is_optional else words
 
 
-def _type_name(kind: Any) -> str:  # noqa: ANN401 - a class or a generic alias
+def type_name(kind: Any) -> str:  # noqa: ANN401 - a class or a generic alias
+    """Return a type as a reader of the pages and of an error knows it."""
     if kind is Path:
         return "path"
     if (origin := get_origin(kind)) is Callable:
         return "function"
     if origin is not None:
-        return f"{origin.__name__}[{', '.join(map(_type_name, get_args(kind)))}]"
+        return f"{origin.__name__}[{', '.join(map(type_name, get_args(kind)))}]"
     return str(getattr(kind, "__name__", kind))
 
 

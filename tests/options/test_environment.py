@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
+from docs.generated import shown_kind
 from kpl_core import Config, ConfigError, CoordinationOptions, FairnessPolicy, RateLimitPolicy, StreamConfig
-from kpl_core.options.environment import shown_kind
 from kpl_core.options.flat_options import flat_options
 from kpl_core.options.option import described
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
