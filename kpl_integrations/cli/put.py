@@ -1,5 +1,6 @@
 """`kpl put`: puts lines from a file or a pipe into a stream, and reports which lines are confirmed."""
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from kpl_integrations.cli.terminal import Figure, note, print_failure, print_fig
 
 _POLL_SECONDS: Final = 0.1
 # Print a note when requests have failed for this long; a progress bar that does not move explains nothing.
-PATIENCE_SECONDS: Final = 3.0
+_PATIENCE_SECONDS: Final = 3.0
 # A file is read faster than a shard accepts it (1 MiB a second), and records read ahead must not expire.
 _OUTSTANDING_BYTES: Final = 16 * MIB
 _TTL_MS: Final = 60_000
@@ -102,17 +103,12 @@ class PutCommand:
 
     async def _watch(self, producer: Producer, stop: Callable[[float], object], bar: Progress, shown: TaskID) -> None:
         """Update the progress bar, and stop when a record failed, because later lines would leave a gap."""
-        is_noted = False
         while True:
             await anyio.sleep(_POLL_SECONDS)
             self._confirmed.advance()
             bar.update(shown, completed=self._confirmed.byte_count, lines=self._confirmed.line_count)
-            failing = self._totals.failing
-            if failing is None:
-                is_noted = False
-            elif not is_noted and anyio.current_time() - failing[1] > PATIENCE_SECONDS:
-                is_noted = True
-                note(f"all requests fail now ({failing[0]}); each record is retried for {_TTL_MS / 1000:g} seconds")
+            if (code := self._totals.newly_failing()) is not None:
+                note(f"all requests fail now ({code}); each record is retried for {_TTL_MS / 1000:g} seconds")
             if producer.report().failed_total:
                 stop(_AFTER_FAILURE_SECONDS)
 
@@ -211,8 +207,9 @@ class RequestTotals:
         self.throttled_records = 0
         # User records in requests; a record that is sent twice counts twice.
         self.user_records = 0
-        # Error code and time (loop clock) of the first failed request since the last successful one.
-        self.failing: tuple[str, float] | None = None
+        # Error code and time (loop clock) of the first failed request since the last successful one; `math.inf` once it
+        # was reported.
+        self._failing: tuple[str, float] | None = None
         self._shard_map_known = anyio.Event()
 
     def __call__(self, fact: Fact) -> None:
@@ -226,9 +223,17 @@ class RequestTotals:
         self.user_records += fact.user_records
         self.throttled_records += sum(fact.throttled_by_shard.values())
         if fact.error_code is None:
-            self.failing = None
-        elif self.failing is None:
-            self.failing = fact.error_code, fact.ended_at
+            self._failing = None
+        elif self._failing is None:
+            self._failing = fact.error_code, fact.ended_at
+
+    def newly_failing(self) -> str | None:
+        """Return the error code when all requests have failed for three seconds; once, until one succeeds."""
+        if self._failing is None or anyio.current_time() - self._failing[1] <= _PATIENCE_SECONDS:
+            return None
+        code, _ = self._failing
+        self._failing = code, math.inf
+        return code
 
     async def shard_map_known(self) -> None:
         """Wait until the stream's shards are known, at most one second (listing them may be forbidden).

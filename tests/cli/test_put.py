@@ -149,7 +149,7 @@ def test_a_rejected_record_ends_the_run_with_the_option_to_continue(stream, kpl,
 
 
 def test_failing_requests_are_reported_while_they_are_retried(stream, kpl, tmp_path, monkeypatch):
-    monkeypatch.setattr(put, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(put, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(put, "_POLL_SECONDS", 0.01)
     (tmp_path / "lines").write_text("one\n")
     with stream.fault(ErrorAnswer("ServiceUnavailable"), When(stream=stream.name, operation="PutRecords", times=3)):

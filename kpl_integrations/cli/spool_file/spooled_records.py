@@ -26,7 +26,7 @@ from kpl_core.durability.spool import (
 from kpl_integrations.cli.connection import Connection, advice
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.progress import progress
-from kpl_integrations.cli.put import PATIENCE_SECONDS, RequestTotals
+from kpl_integrations.cli.put import RequestTotals
 from kpl_integrations.cli.spool_file.dead_letters import export_rows, opened, options_of
 from kpl_integrations.cli.terminal import Figure, duration_text, note, print_figures, print_json, printable
 
@@ -195,14 +195,9 @@ def _first_record(path: Path) -> tuple[SpoolStatistics, SpooledRecord | None]:
 
 async def _until_empty(spool: Spool, found_bytes: int, totals: RequestTotals, bar: Progress, shown: TaskID) -> None:
     """Wait until each record that is not damaged has left the spool, which had `found_bytes` at the beginning."""
-    is_noted = False
     while (left := (now := spool.statistics()).records - now.damaged_records) > 0:
         bar.update(shown, completed=now.confirmed_records, bytes=max(0, found_bytes - now.record_bytes))
-        if totals.failing is None:
-            is_noted = False
-        elif not is_noted and anyio.current_time() - totals.failing[1] > PATIENCE_SECONDS:
-            is_noted = True
-            code = totals.failing[0]
+        if (code := totals.newly_failing()) is not None:
             note(f"all requests fail now ({code}) and are retried, {left:,} records left; {advice(code)}")
         await anyio.sleep(_POLL_SECONDS)
 
