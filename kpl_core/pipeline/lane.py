@@ -337,16 +337,8 @@ class SingleLane:
             self._output.drain_at = -math.inf
         return delivery
 
-    def arrival_with(
-        self,
-        _earlier: ResultHandle,
-        _partition_key: str,
-        _key_entry: bytes,
-        _data: bytes,
-        _explicit_hash_key: str | None,
-    ) -> float | None:
+    def arrival_with(self, *_: object) -> None:
         """Return None: no two user records share a Kinesis record here."""
-        return None
 
     def make_due(self, now: float) -> None:
         """Do nothing: this lane has no open record."""

@@ -138,8 +138,8 @@ class ShardLimiter:
         self._queue: SortedKeyList[KinesisRecord] = SortedKeyList(key=_by_arrival if rules.in_order else _by_deadline)
         # The same records. A retried one has a late deadline and an early expiration.
         self._expiring: SortedKeyList[KinesisRecord] = SortedKeyList(key=_by_expiration)
-        # Infinite if, and only if, the queue is empty.
-        self._earliest_expiration = math.inf
+        # When the first record expires. Infinite if, and only if, the queue is empty.
+        self.earliest_expiration = math.inf
         self._rate = AdaptiveRate(now) if rules.adaptive else None
         self._in_order = rules.in_order
         self._in_flight: KinesisRecord | None = None
@@ -150,7 +150,7 @@ class ShardLimiter:
     @property
     def is_waiting(self) -> bool:
         """Return True if a record waits; cheaper than the length."""
-        return self._earliest_expiration != math.inf
+        return self.earliest_expiration != math.inf
 
     @property
     def user_record_count(self) -> int:
@@ -166,7 +166,7 @@ class ShardLimiter:
         """Enqueue a Kinesis record until `drain` finds tokens for it."""
         self._queue.add(record)
         self._expiring.add(record)
-        self._earliest_expiration = self._expiring[0].expires_at
+        self.earliest_expiration = self._expiring[0].expires_at
 
     def begin_like(self, other: "ShardLimiter", now: float) -> None:
         """Spend the tokens that `other` has spent: records that it admitted may have gone to this shard."""
@@ -178,7 +178,7 @@ class ShardLimiter:
         """Admit a record past an empty queue if its tokens are there: the usual case, made fast."""
         # An infinite earliest expiration means an empty queue; asking the queue itself would be a call, as would
         # `has_expired`.
-        if self._earliest_expiration != math.inf or self._in_flight is not None or record.expires_at <= now:
+        if self.earliest_expiration != math.inf or self._in_flight is not None or record.expires_at <= now:
             return False
         if not self._bucket.try_take((1, record.size_bytes), now):
             return False
@@ -190,7 +190,7 @@ class ShardLimiter:
 
     def admit_run(self, records: Sequence[KinesisRecord], now: float) -> int:
         """Admit all of these records past an empty queue if there are tokens for all, else none; return how many."""
-        if self._earliest_expiration != math.inf or self._in_order:
+        if self.earliest_expiration != math.inf or self._in_order:
             return 0
         # Those that have not expired (`has_expired`), without a call for each.
         costs = [record.size_bytes for record in records if record.expires_at > now]
@@ -209,7 +209,7 @@ class ShardLimiter:
         """Remove and return the expired records, then those that the tokens admit."""
         expired = self.take_expired(now)
         admitted: list[KinesisRecord] = []
-        if self._earliest_expiration <= now or (expired and self._in_order):
+        if self.earliest_expiration <= now or (expired and self._in_order):
             # The other expired records leave first. In arrival order the rest of an expired one returns to its place.
             return Drained(expired, admitted)
         queue = self._queue
@@ -227,9 +227,7 @@ class ShardLimiter:
 
     def drain_force(self, now: float) -> Drained:
         """Remove and return every record: the expired ones, and all others without tokens."""
-        expired = self.take_expired(now, at_most=sys.maxsize)
-        admitted = self.take_all()
-        return Drained(expired, admitted)
+        return Drained(self.take_expired(now, at_most=sys.maxsize), self.take_all())
 
     def take_expired(self, now: float, *, at_most: int = EXPIRED_AT_ONCE) -> list[KinesisRecord]:
         """Remove and return records whose time to live is over: `at_most` user records, or those of one record more.
@@ -237,7 +235,7 @@ class ShardLimiter:
         If more have expired, `wakeup_at` returns a time in the past.
         """
         expired: list[KinesisRecord] = []
-        if self._earliest_expiration > now:
+        if self.earliest_expiration > now:
             return expired
         expiring = self._expiring
         count = 0
@@ -250,19 +248,14 @@ class ShardLimiter:
         return expired
 
     def _look_for_expiration(self) -> None:
-        self._earliest_expiration = self._expiring[0].expires_at if self._expiring else math.inf
-
-    @property
-    def earliest_expiration(self) -> float:
-        """Return when the first record in the queue expires, `math.inf` if it is empty."""
-        return self._earliest_expiration
+        self.earliest_expiration = self._expiring[0].expires_at if self._expiring else math.inf
 
     def take_all(self) -> list[KinesisRecord]:
         """Remove and return everything that waits, in order."""
         records = list(self._queue)
         self._queue.clear()
         self._expiring.clear()
-        self._earliest_expiration = math.inf
+        self.earliest_expiration = math.inf
         return records
 
     def wakeup_at(self, now: float) -> float:
@@ -270,8 +263,8 @@ class ShardLimiter:
         if not self._queue:
             return math.inf
         if self._in_flight is not None:
-            return self._earliest_expiration
-        return min(self._bucket.ready_at((1, self._queue[0].size_bytes), now), self._earliest_expiration)
+            return self.earliest_expiration
+        return min(self._bucket.ready_at((1, self._queue[0].size_bytes), now), self.earliest_expiration)
 
     def answered(self, *, sent: int, throttled: int, now: float) -> bool:
         """Count an answer for `sent` Kinesis records; return True if the rate changed."""

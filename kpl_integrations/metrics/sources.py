@@ -12,6 +12,7 @@ from kpl_core import Producer
 from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool
+from kpl_core.limits import METRIC_NAMES
 from kpl_core.records.record_result import REASONS
 from kpl_integrations.metrics.metrics_hook import OTHER, BoundedLabel, Sample, Source
 
@@ -146,9 +147,8 @@ def token_bucket_source(limiter: _MeteredLimiter) -> Source:
 
     def read() -> Iterator[Sample]:
         metrics = limiter.get_metrics()
-        yield Sample("token_bucket_tokens_available", (), metrics["tokens_available"])
-        yield Sample("token_bucket_refill_events_total", (), metrics["total_refills"])
-        yield Sample("token_bucket_rejections_total", (), metrics["total_rejections"])
+        for name, (_, key) in METRIC_NAMES.items():
+            yield Sample(name, (), metrics[key])
 
     return read
 
