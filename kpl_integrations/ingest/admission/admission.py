@@ -8,6 +8,7 @@ that disconnects, or a cancelled task, changes nothing.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
@@ -64,7 +65,6 @@ _CAUSES: Final = {INTERNAL: "no connection, or no valid answer in time"}
 R = TypeVar("R")
 # Why the producer accepts none of some records.
 _NOT_PUT: Final = (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord)
-_NO_DELIVERIES: Final = Deliveries(0)
 
 
 class LoadShedder:
@@ -205,7 +205,8 @@ class Admission:
         Raises:
             Refused: the request is rejected.
         """
-        return self._admitted(self._producer.internal.put_together_nowait, account, stream, records, **terms)
+        put = partial(self._producer.internal.put_together_nowait, stream, records, **_producer_terms(account, terms))
+        return self._admitted(put, account, stream, records, **terms)
 
     def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int) -> None:
         """Put pairs of partition key and data as `put_records`, without deliveries.
@@ -217,38 +218,35 @@ class Admission:
         Raises:
             Refused: the request is rejected.
         """
-        if self.put_ordinary(account, stream, pairs, size_bytes, with_deliveries=False) is not None:
-            return
+        if not self.try_put_pairs(account, stream, pairs, size_bytes):
+            put = partial(self._producer.internal.put_pairs_together_nowait, stream, pairs, flow=account.flow)
+            self._admitted(put, account, stream, pairs)
 
-        def put(*_: object, **__: object) -> None:
-            self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
-
-        self._admitted(put, account, stream, pairs)
-
-    def put_ordinary(
-        self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int, *, with_deliveries: bool
-    ) -> Deliveries | None:
+    def try_put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int) -> bool:
         """Put pairs, of several requests too, as `put_pairs`, if no check could refuse them. A quota could.
 
-        Return their deliveries, which are empty unless asked for. None: nothing has happened.
+        Return False if nothing has happened.
         """
-        now, count = self._clock(), len(pairs)
-        is_reserved = account.quota is not None or bool(account.share_schedule)
-        if self.state == "closed" or is_reserved or stream in self._open_breakers:
-            return None
-        if not self._load_shedder.has_enough(count, size_bytes):
-            return None
-        deliveries = _NO_DELIVERIES
+        if not self._must_admit(account, stream, len(pairs), size_bytes):
+            return False
         try:
-            if with_deliveries:
-                deliveries = self._producer.internal.put_together_nowait(stream, pairs, flow=account.flow)
-            else:
-                self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+            self._producer.internal.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+        except _NOT_PUT:
+            return False
+        self._count_accepted(account, len(pairs), self._clock())
+        return True
+
+    def try_put_for_results(
+        self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int
+    ) -> Deliveries | None:
+        """Do the same, and return the deliveries, or None if nothing has happened."""
+        if not self._must_admit(account, stream, len(pairs), size_bytes):
+            return None
+        try:
+            deliveries = self._producer.internal.put_together_nowait(stream, pairs, flow=account.flow)
         except _NOT_PUT:
             return None
-        account.count_accepted(count, now)
-        if self._acknowledge is not None:
-            self._acknowledge(count)
+        self._count_accepted(account, len(pairs), self._clock())
         return deliveries
 
     def begin_group(
@@ -259,33 +257,25 @@ class Admission:
         **terms: Unpack[PutTerms],
     ) -> GroupPut:
         """Take room for all records, or for none, as `put_records`. The caller puts the group."""
-        return self._admitted(self._producer.internal.begin_group, account, stream, records, **terms)
+        put = partial(self._producer.internal.begin_group, stream, records, **_producer_terms(account, terms))
+        return self._admitted(put, account, stream, records, **terms)
 
     def _admitted(
         self,
-        put: Callable[..., R],
+        put: Callable[[], R],
         account: TenantAccount,
         stream: str,
         records: Sequence[UserRecord] | Pairs,
         **terms: Unpack[PutTerms],
     ) -> R:
         """Make all checks, put the records, and count them."""
-        now, tenant = self._clock(), account.tenant
-        keep, counts = terms.get("keep", True), terms.get("counts")
-        self._require_admission(account, stream, now, keep=keep, records=len(records))
+        now, counts = self._clock(), terms.get("counts")
+        self._require_admission(account, stream, now, keep=terms.get("keep", True), records=len(records))
         if account.quota is not None:
-            size_bytes = _bytes_of(records) if tenant.bytes_per_second is not None else 0
+            size_bytes = _bytes_of(records) if account.tenant.bytes_per_second is not None else 0
             self._require_quota(account, _user_records(records, counts), size_bytes, now)
         try:
-            result = put(
-                stream,
-                records,
-                flow=account.flow,
-                tier=tenant.tier,
-                aggregate=terms.get("aggregate", True) and tenant.aggregation,
-                keep=keep,
-                durable=terms.get("durable", False),
-            )
+            result = put()
         except _NOT_PUT as error:
             count, size_bytes = len(records), _bytes_of(records)
             if account.quota is not None:
@@ -293,10 +283,23 @@ class Admission:
             raise self._not_put(account, count, size_bytes, error, now) from error
         account.quota_schedule.take_due(now)
         account.share_schedule.take_due(now)
-        account.count_accepted(len(records), now)
-        if self._acknowledge is not None:
-            self._acknowledge(len(records))
+        self._count_accepted(account, len(records), now)
         return result
+
+    def _must_admit(self, account: TenantAccount, stream: str, count: int, size_bytes: int) -> bool:
+        """Return True if no check could refuse so many records: only the producer could. A quota could too."""
+        return (
+            account.quota is None
+            and not account.share_schedule
+            and self.state != "closed"
+            and stream not in self._open_breakers
+            and self._load_shedder.has_enough(count, size_bytes)
+        )
+
+    def _count_accepted(self, account: TenantAccount, count: int, now: float) -> None:
+        account.count_accepted(count, now)
+        if self._acknowledge is not None:
+            self._acknowledge(count)
 
     def give_back(
         self,
@@ -406,6 +409,17 @@ class Admission:
         if self._drain_rate.sample_due(now):
             report = self._producer.report()
             self._drain_rate.observe(report.accepted - report.buffered, now)
+
+
+def _producer_terms(account: TenantAccount, terms: PutTerms) -> dict[str, Any]:
+    """Return the keywords with which the producer gets records for this tenant."""
+    return {
+        "flow": account.flow,
+        "tier": account.tenant.tier,
+        "aggregate": terms.get("aggregate", True) and account.tenant.aggregation,
+        "keep": terms.get("keep", True),
+        "durable": terms.get("durable", False),
+    }
 
 
 def _user_records(records: Sequence[object], counts: Counts) -> int:

@@ -146,13 +146,16 @@ class RecordsRequest(Request):
         pairs, admission = decode_singles(bodies, self.limits), self.gateway.admission
         if pairs is None:
             return None
-        size_bytes, waits = sum(map(len, bodies)), self.ack == "delivered"
-        deliveries = admission.put_ordinary(self.account, self.stream, pairs, size_bytes, with_deliveries=waits)
-        if deliveries is None:
+        size_bytes = sum(map(len, bodies))
+        if self.ack == "delivered":
+            deliveries = admission.try_put_for_results(self.account, self.stream, pairs, size_bytes)
+            if deliveries is None:
+                return None
+            self.account.requests += len(bodies)
+            return [self._answer_to_one(deliveries[at : at + 1], len(each)) for at, each in enumerate(bodies)]
+        if not admission.try_put_pairs(self.account, self.stream, pairs, size_bytes):
             return None
         self.account.requests += len(bodies)
-        if waits:
-            return [self._answer_to_one(deliveries[at : at + 1], len(each)) for at, each in enumerate(bodies)]
         self.gateway.tally.answers[_ONE_QUEUED.status] += len(bodies)
         return _ONE_QUEUED
 
