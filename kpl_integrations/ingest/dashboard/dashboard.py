@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
-from kpl_integrations.ingest.admission.refusals import Refused
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused
 from kpl_integrations.ingest.dashboard.board import Board
 from kpl_integrations.ingest.dashboard.history import STEP_SECONDS, ChartHistory
 from kpl_integrations.ingest.dashboard.sign_in import DashboardSession
@@ -108,7 +108,7 @@ class Dashboard:
         if wait > 0:
             retry_after = retry_after_header(wait)
             note = f"Too many wrong keys. Try again in {retry_after[1].decode()} s."
-            await self._answer(send, 429, self._login, note=note, headers=[retry_after])
+            await self._answer(send, REFUSALS[Refusal.WRONG_KEYS].status, self._login, note=note, headers=[retry_after])
             return
         # The server has a certificate, or a trusted proxy reports that the client uses TLS.
         is_secure = self._opened.settings.tls_certificate is not None or scope.get("scheme") == "https"
