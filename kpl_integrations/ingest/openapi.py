@@ -13,7 +13,7 @@ import msgspec
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest.admission.acknowledgement import Accepted, Delivered
 from kpl_integrations.ingest.admission.idempotency import MOST_KEY_CHARACTERS
-from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal
+from kpl_integrations.ingest.admission.refusals import REFUSALS, SERVER_REFUSALS, Refusal
 from kpl_integrations.ingest.decoding.cloud_events import CloudEvent
 from kpl_integrations.ingest.decoding.json_records import HASH_KEY_PATTERN, WireRecord
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF, RESOURCES
@@ -34,13 +34,14 @@ FINER_CODES: Final[Mapping[Refusal, tuple[str, ...]]] = MappingProxyType(
         Refusal.UNSUPPORTED: ("unsupported-content-encoding",),
     }
 )
-# The refusals of records; the others are answers to unknown paths.
+# The refusals of requests for records; the others are answers to unknown paths.
 _RECORD_REFUSALS: Final = tuple(each for each in Refusal if each is not Refusal.UNKNOWN_PATH)
 # Those that depend on what only the records route has: keys, paths, methods, options and results per record.
 _OTLP_REFUSALS: Final = tuple(
     each
     for each in _RECORD_REFUSALS
     if each not in {Refusal.FORBIDDEN, Refusal.METHOD, Refusal.KEY_IN_USE, Refusal.KEY_REUSED, Refusal.EXPIRED}
+    and each not in SERVER_REFUSALS
 )
 _KEY_PATTERN: Final = "^[!#-~]([ !#-~]{0,253}[!#-~])?$"
 _STREAM_PATTERN: Final = "^[a-zA-Z0-9_.-]{1,128}$"

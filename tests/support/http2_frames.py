@@ -58,14 +58,19 @@ def goaway_code(said: bytes) -> int | None:
     return codes[-1] if codes else None
 
 
-def statuses(said: bytes) -> dict[int, int]:
-    """Return the status of each answer by stream."""
+def heads(said: bytes) -> dict[int, dict[str, str]]:
+    """Return the header fields of each answer by stream."""
     decoder = hpack.Decoder()
     return {
-        stream: int({str(name): str(value) for name, value in decoder.decode(payload)}[":status"])
+        stream: {str(name): str(value) for name, value in decoder.decode(payload)}
         for kind, _, stream, payload in frames_of(said)
         if kind == HEADERS
     }
+
+
+def statuses(said: bytes) -> dict[int, int]:
+    """Return the status of each answer by stream."""
+    return {stream: int(fields[":status"]) for stream, fields in heads(said).items()}
 
 
 def reset_codes(said: bytes) -> dict[int, int]:

@@ -78,6 +78,12 @@ class Refusal(enum.Enum):
     KEY_REUSED = "idempotency key reused"
     EXPIRED = "expired"
     NOT_DELIVERED = "not delivered"
+    BUSY = "busy"
+    BAD_HTTP = "bad http"
+    SLOW_HEAD = "slow head"
+    LARGE_HEAD = "large head"
+    TRANSFER_CODING = "transfer coding"
+    HTTP_VERSION = "http version"
 
 
 class RefusalAnswer(NamedTuple):
@@ -136,6 +142,26 @@ REFUSALS: Final[Mapping[Refusal, RefusalAnswer]] = MappingProxyType(
         # Accepted with ack=delivered, and not delivered.
         Refusal.EXPIRED: RefusalAnswer(504, "expired", "No record was delivered in time"),
         Refusal.NOT_DELIVERED: RefusalAnswer(502, "not-delivered", "Kinesis took no record"),
+        # Of the gateway's own server.
+        Refusal.BUSY: RefusalAnswer(503, _CAPACITY, "Too many requests at once", retry_after_seconds=1.0, closes=True),
+        Refusal.BAD_HTTP: RefusalAnswer(400, "bad-http", "Not a valid HTTP request", closes=True),
+        Refusal.SLOW_HEAD: RefusalAnswer(408, "slow-head", "The header fields did not come in time", closes=True),
+        Refusal.LARGE_HEAD: RefusalAnswer(431, "large-head", "Too large header fields", closes=True),
+        Refusal.TRANSFER_CODING: RefusalAnswer(
+            501, "unsupported-transfer-coding", "Unsupported transfer coding", closes=True
+        ),
+        Refusal.HTTP_VERSION: RefusalAnswer(505, "unsupported-http-version", "Unsupported HTTP version", closes=True),
+    }
+)
+# What the gateway's own server refuses before it knows the path, and the details.
+SERVER_REFUSALS: Final[Mapping[Refusal, str]] = MappingProxyType(
+    {
+        Refusal.BUSY: "the gateway has too many connections or requests; send this one again later",
+        Refusal.BAD_HTTP: "this is not a valid HTTP request",
+        Refusal.SLOW_HEAD: "the header fields did not arrive in time",
+        Refusal.LARGE_HEAD: "the header fields are too large",
+        Refusal.TRANSFER_CODING: "the only transfer coding here is chunked",
+        Refusal.HTTP_VERSION: "this server speaks HTTP 1.1 and 1.0",
     }
 )
 

@@ -25,13 +25,13 @@ from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch, Requests
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
+from kpl_integrations.ingest.http.answers import FAILED, AnswerStarts, EncodedAnswer, encoded
 from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection import HttpConnection
+from kpl_integrations.ingest.http.connection_flow import ReceiveBuffers
 from kpl_integrations.ingest.http.correlation import new_request_id, request_id_of
 from kpl_integrations.ingest.http.places import ConnectionPlaces
-from kpl_integrations.ingest.http.raw_answers import FAILED, AnswerStarts, EncodedAnswer, encoded
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
-from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
 from kpl_integrations.ingest.http.request_cycle import Http1Cycle, claim_connection
 from kpl_integrations.ingest.http.request_head import RecordsHead, Server
 from kpl_integrations.ingest.http2.connection import become_http_2
@@ -114,6 +114,7 @@ class GatewayConnection(HttpConnection):
             "places": ConnectionPlaces(reserves=gateway.directory.verifies),
             "become_http_2": become_http_2 if settings.http2 else None,
             "answer_starts": AnswerStarts(),
+            "tally": gateway.tally,
         }
         return type(cls.__name__, (cls,), members)
 
@@ -174,7 +175,7 @@ class GatewayConnection(HttpConnection):
         _, head, body, received = request
         try:
             if isinstance(answer, EncodedAnswer):
-                self._send(answer, request_id_of(head.correlation) if head.correlation else new_request_id())
+                self.send_encoded(answer, request_id_of(head.correlation) if head.correlation else new_request_id())
             elif answer is not None:
                 self._go_on(answer)
             elif self._start(head, body) is None and not self.transport.is_closing():
@@ -312,7 +313,7 @@ class GatewayConnection(HttpConnection):
         try:
             need = next(steps)
         except StopIteration as end:
-            self._send(encoded(end.value), end.value.request_id or new_request_id(), keep_alive=keep_alive)
+            self.send_encoded(encoded(end.value), end.value.request_id or new_request_id(), keep_alive=keep_alive)
             return True
         except Exception:  # noqa: BLE001 - it is logged, and answered 500
             self._fail(request)
@@ -357,20 +358,7 @@ class GatewayConnection(HttpConnection):
         """Log the current exception, and answer 500 with the id that the log line has."""
         request_id = new_request_id() if request is None else request.identified()
         _log.exception("Exception in the fast path; answered with request_id=%s", request_id.decode())
-        self._send(FAILED, request_id)
-
-    def _send(self, answer: EncodedAnswer, request_id: bytes, *, keep_alive: bool = True) -> None:
-        """Send an answer to the request with this id, unless the client has gone."""
-        if self.transport.is_closing():
-            return
-        shared = self.server.shared
-        start = self.answer_starts.of(answer.status, shared.default_headers)
-        self.transport.write(b"%bx-request-id: %b\r\n%b" % (start, request_id, answer.content))
-        shared.total_requests += 1
-        if answer.closes or not keep_alive:
-            self.flow.close()
-        else:
-            self.become_idle()
+        self.send_encoded(FAILED, request_id)
 
     def _release(self) -> None:
         """Pass the received part of a held request to the application."""

@@ -17,16 +17,24 @@ complete; requests behind it wait until it is answered, and their connection is 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final
 
 import httptools
 
-from kpl_integrations.asgi.protocol import Scope
-from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
+from kpl_integrations.asgi.protocol import Header, Scope
+from kpl_integrations.ingest.admission.refusals import Refusal
+from kpl_integrations.ingest.http.answers import (
+    HTTP_2_PREFACE,
+    NO_HTTP_2,
+    AnswerStarts,
+    EncodedAnswer,
+    Tally,
+    refused_as_bytes,
+)
+from kpl_integrations.ingest.http.connection_flow import ConnectionFlow, ReceiveBuffers
+from kpl_integrations.ingest.http.correlation import request_id_in
 from kpl_integrations.ingest.http.places import ConnectionPlaces
-from kpl_integrations.ingest.http.raw_answers import HTTP_2_PREFACE, NO_HTTP_2, REFUSALS, AnswerStarts
 from kpl_integrations.ingest.http.read_turns import (
     SLICE_BYTES,
     ConnectionReader,
@@ -34,9 +42,13 @@ from kpl_integrations.ingest.http.read_turns import (
     ReadTurns,
     is_probe,
 )
-from kpl_integrations.ingest.http.receive_buffer import ReceiveBuffers
 from kpl_integrations.ingest.http.request_cycle import Http1Cycle, application_for
-from kpl_integrations.ingest.http.request_head import refused_head, target_of
+from kpl_integrations.ingest.http.request_head import (
+    connection_scope,
+    head_without,
+    refused_head,
+    target_of,
+)
 from kpl_integrations.ingest.http.uvicorn_server import ServerPort
 
 _log: Final = logging.getLogger(__name__)
@@ -60,6 +72,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # Of one loop: two threads must not write into one buffer.
     buffers: ClassVar[ReceiveBuffers] = ReceiveBuffers()
     answer_starts: ClassVar[AnswerStarts] = AnswerStarts()
+    tally: Tally = Tally()
     # Puts a connection for HTTP/2 in place of this one; None: HTTP/2 is refused.
     become_http_2: ClassVar["Callable[[HttpConnection], PausableConnection] | None"] = None
     transport: asyncio.Transport
@@ -112,7 +125,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.server.shared.connections.add(self)
         self.transport = transport
         self.flow = ConnectionFlow(transport)
-        self.client = _address(transport.get_extra_info("peername"))
+        self.scope_of_all = connection_scope(transport, self.server.root_path)
+        self.client = self.scope_of_all["client"]
         self.reader = ConnectionReader(self, self.turns, self.client[0] if self.client else "")
         self.places.take(self, len(self.server.shared.connections), self.server.most_connections)
         tls = transport.get_extra_info("ssl_object")
@@ -209,13 +223,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             is_beside = not (self._body_within or self._begins_within or self._ends_within)
             self._head_bytes = self._head_bytes + len(data) if is_beside else 0
             if self._head_bytes > self.max_header_bytes:
-                self._refuse(REFUSALS[431])
+                self._refuse(Refusal.LARGE_HEAD)
             return
         self._most_head_bytes += len(data)
         if not self._ends_within:
             self._head_bytes += len(data)
         if self._head_bytes > self.max_header_bytes:
-            self._refuse(REFUSALS[431])
+            self._refuse(Refusal.LARGE_HEAD)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
 
@@ -224,14 +238,19 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if self._asks_upgrade:
-                self._parse(self._without_upgrade(data[upgrade.args[0] :]))
+                # A server may ignore the request for an upgrade (RFC 9110, section 7.8). The parser treats it as one
+                # without a body, and its body as data that is not HTTP. Java's HTTP client sends one at first.
+                head = head_without(b"upgrade", self.parser, self.url, self.headers)
+                self._asks_upgrade = False
+                self.parser = self._new_parser()
+                self._parse(head + data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self.refuse_invalid(error)
 
     def refuse_invalid(self, error: Exception) -> None:
         """Refuse what is not HTTP, unless it is refused already."""
         _log.debug("invalid HTTP of %s: %s", self.client, error)
-        self._refuse(REFUSALS[400])
+        self._refuse(Refusal.BAD_HTTP)
 
     def _awaits_or_speaks_http_2(self, data: bytes) -> bool:
         """Return True if these first bytes are those of HTTP/2, or may become them."""
@@ -242,23 +261,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             return False
         if self.become_http_2 is None:
             _log.warning("a client speaks HTTP/2, which is off (KPL_INGEST_HTTP2); client=%s", self.client)
-            self._refuse(NO_HTTP_2)
+            self.cancel_timers()
+            self.transport.write(NO_HTTP_2)
+            self.flow.close()
         else:
             self.become_http_2().feed(data)
         return True
-
-    def _without_upgrade(self, rest: bytes) -> bytes:
-        """Return the bytes of the same request without its upgrade field, for a new parser.
-
-        The parser treats such a request as one without a body, and its body as data that is not HTTP. A server may
-        ignore the request for an upgrade (RFC 9110, section 7.8). Java's HTTP client sends one with its first request.
-        """
-        version = self.parser.get_http_version().encode()
-        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
-        head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
-        self._asks_upgrade = False
-        self.parser = self._new_parser()
-        return head + rest
 
     # From the parser
 
@@ -306,16 +314,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._most_head_bytes + self._piece_bytes > self.max_header_bytes:
             size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
             if size > self.max_header_bytes:
-                self._refuse(REFUSALS[431])
+                self._refuse(Refusal.LARGE_HEAD)
                 return False
         self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        status = refused_head(self.parser.get_http_version(), self.headers)
-        if status is not None:
-            self._refuse(REFUSALS[status])
-            raise ValueError(status)
+        refusal = refused_head(self.parser.get_http_version(), self.headers)
+        if refusal is not None:
+            self._refuse(refusal, self.headers)
+            raise ValueError(refusal)
         self._asks_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         return not self._asks_upgrade
 
@@ -347,18 +355,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.cycle.add_body(piece, len(piece))
         if self.cycle.waiting_bytes > _MOST_WAITING_BYTES:
             self.flow.pause_reading()
-
-    @cached_property
-    def scope_of_all(self) -> Scope:
-        """What the scopes of all requests of this connection have, besides a copy of the server's state."""
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "server": _address(self.transport.get_extra_info("sockname")),
-            "client": self.client,
-            "scheme": "https" if self.transport.get_extra_info("sslcontext") else "http",
-            "root_path": self.server.root_path,
-        }
 
     def _scope(self) -> Scope:
         return {
@@ -460,22 +456,32 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.is_answering():
             self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
         else:
-            self._refuse(REFUSALS[408])
+            self._refuse(Refusal.SLOW_HEAD)
 
     def refuse_busy(self) -> None:
         """Answer 503 and close the connection."""
-        self._refuse(REFUSALS[503])
+        self._refuse(Refusal.BUSY)
 
-    def _refuse(self, answer: bytes) -> None:
-        """Send this, unless an answer is pending, and close the connection."""
+    def _refuse(self, refusal: Refusal, headers: Iterable[Header] = ()) -> None:
+        """Send the answer of the table, unless another is pending, and close the connection."""
         self.cancel_timers()
         if self.transport.is_closing():
             return
-        if not self.is_answering():
-            self.transport.write(answer)
-        self.flow.close()
+        if self.is_answering():
+            self.flow.close()
+        else:
+            request_id = request_id_in(headers)
+            self.send_encoded(refused_as_bytes(refusal, request_id, self.tally), request_id)
 
-
-def _address(found: Any) -> tuple[str, int] | None:  # noqa: ANN401 - what a transport knows
-    """Return host and port of a socket's name; None for one that has none."""
-    return (str(found[0]), int(found[1])) if isinstance(found, tuple | list) else None
+    def send_encoded(self, answer: EncodedAnswer, request_id: bytes, *, keep_alive: bool = True) -> None:
+        """Send an answer to the request with this id, unless the client has gone."""
+        if self.transport.is_closing():
+            return
+        shared = self.server.shared
+        start = self.answer_starts.of(answer.status, shared.default_headers)
+        self.transport.write(b"%bx-request-id: %b\r\n%b" % (start, request_id, answer.content))
+        shared.total_requests += 1
+        if answer.closes or not keep_alive:
+            self.flow.close()
+        else:
+            self.become_idle()

@@ -9,11 +9,11 @@ elsewhere, so the flag of a client without verified credentials is cleared.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
-from kpl_integrations.asgi.protocol import Scope, Send, adding
+from kpl_integrations.asgi.protocol import Header, Scope, Send, adding
 
 REQUEST_ID_HEADER: Final = b"x-request-id"
 CORRELATING: Final = (REQUEST_ID_HEADER, b"traceparent", b"tracestate")
@@ -123,11 +123,15 @@ def request_id_of_scope(scope: Scope) -> bytes:
     return request_id
 
 
+def request_id_in(headers: Iterable[Header]) -> bytes:
+    """Return the client's id if a head has one that may be used, else a new one."""
+    given = [value for name, value in headers if name == REQUEST_ID_HEADER]
+    # Several ids are none: which of them is meant is not known.
+    return request_id_of(Correlation(given[0]) if len(given) == 1 else None)
+
+
 def identify(scope: Scope, send: Send) -> Send:
     """Give a request its id; return a `send` whose answer has it."""
-    given = [value for name, value in scope["headers"] if name == REQUEST_ID_HEADER]
-    # Several ids are none: which of them is meant is not known.
-    request_id = request_id_of(Correlation(given[0]) if len(given) == 1 else None)
-    scope[REQUEST_ID] = request_id
+    request_id = scope[REQUEST_ID] = request_id_in(scope["headers"])
     scope[LOG_FIELDS] = lambda: {"request_id": request_id.decode()}
     return adding([(REQUEST_ID_HEADER, request_id)], send)

@@ -12,12 +12,20 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from kpl_integrations.asgi.protocol import Header, Message, Scope
-from kpl_integrations.ingest.http.answers import Headers, plain_answer
+from kpl_integrations.ingest.admission.refusals import Refusal
+from kpl_integrations.ingest.http.answers import (
+    CONTINUE,
+    FAILED_FIELDS,
+    FAILED_TEXT,
+    Headers,
+    Tally,
+    refusing,
+    server_refusal,
+)
 from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER, request_id_of_scope
 from kpl_integrations.ingest.http.places import ConnectionPlaces
-from kpl_integrations.ingest.http.raw_answers import CONTINUE, FAILED_FIELDS, FAILED_TEXT
 from kpl_integrations.ingest.http.read_turns import ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_head import SERVER, Server
 from kpl_integrations.ingest.http.uvicorn_server import ServerPort
@@ -70,8 +78,12 @@ class RequestCycle:
         """Send 100 (Continue)."""
         raise NotImplementedError
 
-    def let_send(self, size_bytes: int) -> None:
-        """Let the client send again: the application has taken so many bytes of the body, or waits for others."""
+    def give_back(self, size_bytes: int) -> None:
+        """Let the client send as many bytes of a body again: these are taken, or dropped."""
+        raise NotImplementedError
+
+    def watch_client(self) -> None:
+        """Read the connection on: the application waits for more of the body, or for the end of the client."""
         raise NotImplementedError
 
     def writable(self) -> Awaitable[None] | None:
@@ -91,7 +103,7 @@ class RequestCycle:
     def add_body(self, piece: bytes, size_bytes: int) -> None:
         """Add a piece of the body, which counts as so many bytes."""
         if self.response_complete:
-            self.let_send(size_bytes)
+            self.give_back(size_bytes)
         else:
             self._pieces.append(piece)
             self.waiting_bytes += size_bytes
@@ -144,7 +156,7 @@ class RequestCycle:
             self._expects_continue = False
             self.ask_for_body()
         if not (self.disconnected or self.response_complete):
-            self.let_send(0)
+            self.watch_client()
             await self._changed.wait()
             self._changed.clear()
         if self.disconnected or self.response_complete:
@@ -155,7 +167,7 @@ class RequestCycle:
         self._has_taken = True
         pieces, size = self._pieces, self.waiting_bytes
         self._pieces, self.waiting_bytes = [], 0
-        self.let_send(size)
+        self.give_back(size)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def send(self, message: Message) -> None:
@@ -246,8 +258,12 @@ class Http1Cycle(RequestCycle):
         if not self._port.transport.is_closing():
             self._port.transport.write(CONTINUE)
 
-    def let_send(self, size_bytes: int) -> None:  # noqa: ARG002 - TCP counts them
+    def give_back(self, size_bytes: int) -> None:  # noqa: ARG002 - TCP counts them
         """Read the connection again."""
+        self.watch_client()
+
+    def watch_client(self) -> None:
+        """Read the connection again, also if a request waits behind this one."""
         port = self._port
         if port.flow.read_paused and not port.transport.is_closing():
             port.flow.resume_reading()
@@ -289,10 +305,6 @@ class Http1Cycle(RequestCycle):
         self._port.flow.close()
 
 
-# There are as many connections or requests as there may be.
-_FULL: Final = plain_answer(503, b"Service Unavailable", (b"connection", b"close"))
-
-
 class ServingConnection(Protocol):
     """What a request needs of its connection, over either version of HTTP."""
 
@@ -300,6 +312,7 @@ class ServingConnection(Protocol):
     reader: ConnectionReader
     places: ConnectionPlaces
     turns: ReadTurns
+    tally: Tally
 
     def verified(self) -> None:
         """Keep this connection: it has shown valid credentials."""
@@ -316,7 +329,9 @@ def claim_connection(connection: ServingConnection, tenant: Tenant | None) -> bo
 def application_for(connection: ServingConnection, cycle: RequestCycle, scope: Scope) -> Any:  # noqa: ANN401 - ASGI's
     """Return what answers this request, and add to its scope what the server does for it."""
     server, reader = connection.server, connection.reader
-    application = _FULL if server.is_full(connection.places.http_2_requests) else server.application
+    application = server.application
+    if server.is_full(connection.places.http_2_requests):
+        application = refusing(server_refusal(Refusal.BUSY), connection.tally)
     claim: Callable[[Tenant | None], bool] = partial(claim_connection, connection)
     if connection.turns.is_active:
         application = timed = ChargedRequest(reader, application, claim)

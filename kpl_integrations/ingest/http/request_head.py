@@ -1,5 +1,6 @@
 """The head of a request: which heads are refused, header fields by name, and the options `ack` and `partial`."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -105,15 +106,42 @@ def target_of(url: bytes, root_path: str) -> Scope:
     }
 
 
-def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | None:
-    """Return the status with which the server refuses a request because of its head, else None.
+def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
+    """Return host and port of the "peername" or the "sockname" of a connection; None without them."""
+    found = transport.get_extra_info(end)
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple | list) else None
+
+
+def connection_scope(transport: asyncio.Transport, root_path: str) -> Scope:
+    """Return what the scopes of all requests of a connection have, besides a copy of the server's state."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "server": _address(transport, "sockname"),
+        "client": _address(transport, "peername"),
+        "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+        "root_path": root_path,
+    }
+
+
+def head_without(
+    left_out: bytes, parser: httptools.HttpRequestParser, url: bytes, headers: Sequence[tuple[bytes, bytes]]
+) -> bytes:
+    """Return the bytes of the head that this parser has read, without one field."""
+    fields = [b"%b: %b\r\n" % field for field in headers if field[0] != left_out]
+    version = parser.get_http_version().encode()
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (parser.get_method(), url, version, b"".join(fields))
+
+
+def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
+    """Return why the server refuses a request because of its head, else None.
 
     505: it is neither HTTP/1.0 nor HTTP/1.1. HTTP/0.9 has no header fields. 400: HTTP/1.1 without Host, or several
     Host fields (RFC 9112, section 3.2). Health checks of load balancers send HTTP/1.0 without Host. 501: a transfer
     coding other than chunked (RFC 9112, section 6.1).
     """
     if version not in _VERSIONS:
-        return 505
+        return Refusal.HTTP_VERSION
     hosts = 0
     codings: list[bytes] = []
     for name, value in headers:
@@ -122,8 +150,8 @@ def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | 
         elif name == b"transfer-encoding":
             codings.append(value.strip(b" \t").lower())
     if hosts > 1 or (not hosts and version == "1.1"):
-        return 400
-    return 501 if codings and codings != [b"chunked"] else None
+        return Refusal.BAD_HTTP
+    return Refusal.TRANSFER_CODING if codings and codings != [b"chunked"] else None
 
 
 class RecordsHead(msgspec.Struct, frozen=True, gc=False):

@@ -35,10 +35,10 @@ from h2.exceptions import DenialOfServiceError, ProtocolError
 from h2.settings import SettingCodes
 from hpack import HPACKError, NeverIndexedHeaderTuple
 
-from kpl_integrations.ingest.http.answers import Headers
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.http.answers import Headers, goaway, refusing
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER
-from kpl_integrations.ingest.http.raw_answers import goaway
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_cycle import application_for
 from kpl_integrations.ingest.http2.frame_bounds import TOKENS_PER_ANSWER, FrameBounds, TooMuch
@@ -50,7 +50,7 @@ from kpl_integrations.ingest.http2.frames import (
 )
 from kpl_integrations.ingest.http2.sending import SEND_SECONDS, AnswerSender
 from kpl_integrations.ingest.http2.share import MOST_STREAMS, ConnectionShare
-from kpl_integrations.ingest.http2.stream import BAD_TARGET, Http2Stream, has_missing_body, scope_of
+from kpl_integrations.ingest.http2.stream import Http2Stream, has_missing_body, scope_of
 
 _log: Final = logging.getLogger(__name__)
 # In one piece. A request has two or three, each of which takes up to 0.1 ms.
@@ -81,6 +81,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.server = before.server
         self.places = before.places
         self.turns = before.turns
+        self.tally = before.tally
         self.transport = before.transport
         self.flow = before.flow
         self.reader = before.reader
@@ -278,8 +279,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.shutdown()
         try:
             scope |= scope_of(headers, self.server.root_path)
-        except ValueError:
-            application = BAD_TARGET
+        except ValueError as error:
+            scope["headers"] = headers
+            application = refusing(Refused(Refusal.BAD_HTTP, f"{error}"), self.tally)
         task = self._tasks[stream_id] = self.server.start(stream.run(application, scope))
         self.places.http_2_requests += 1
         task.add_done_callback(partial(self._task_ended, stream_id))

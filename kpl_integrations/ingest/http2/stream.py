@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from kpl_integrations.asgi.protocol import Scope
-from kpl_integrations.ingest.http.answers import Headers, plain_answer
+from kpl_integrations.ingest.http.answers import Headers
 from kpl_integrations.ingest.http.request_cycle import RequestCycle, ResponseHead
 from kpl_integrations.ingest.http.request_head import target_of
 
@@ -12,8 +12,6 @@ from kpl_integrations.ingest.http.request_head import target_of
 _OF_CONNECTIONS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
-
-BAD_TARGET: Final = plain_answer(400, b"the target of the request is not a path")
 
 
 def scope_of(headers: Headers, root_path: str) -> Scope:
@@ -86,10 +84,13 @@ class Http2Stream(RequestCycle):
         """Send 100 (Continue)."""
         self._port.send_continue(self._id)
 
-    def let_send(self, size_bytes: int) -> None:
+    def give_back(self, size_bytes: int) -> None:
         """Open the windows again."""
         if size_bytes:
             self._port.received(self._id, size_bytes)
+
+    def watch_client(self) -> None:
+        """Do nothing: the connection is read while its requests wait."""
 
     def writable(self) -> Awaitable[None] | None:
         """Wait until the client has taken the part before."""

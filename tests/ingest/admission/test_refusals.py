@@ -81,6 +81,12 @@ CONTRACT = {
     Refusal.KEY_REUSED: (422, None, False),
     Refusal.EXPIRED: (504, None, False),
     Refusal.NOT_DELIVERED: (502, None, False),
+    Refusal.BUSY: (503, 1.0, True),
+    Refusal.BAD_HTTP: (400, None, True),
+    Refusal.SLOW_HEAD: (408, None, True),
+    Refusal.LARGE_HEAD: (431, None, True),
+    Refusal.TRANSFER_CODING: (501, None, True),
+    Refusal.HTTP_VERSION: (505, None, True),
 }
 
 

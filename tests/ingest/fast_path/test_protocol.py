@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.http.raw_answers import AnswerStarts
+from kpl_integrations.ingest.http.answers import AnswerStarts
 from kpl_integrations.ingest.request import records
 from kpl_integrations.ingest.serving import GatewayServer
 from tests.ingest.served import served, spoken

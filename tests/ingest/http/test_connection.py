@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from kpl_integrations.ingest.http.connection import HttpConnection
-from kpl_integrations.ingest.http.receive_buffer import PIPELINED_BYTES, USUAL_BYTES
+from kpl_integrations.ingest.http.connection_flow import PIPELINED_BYTES, USUAL_BYTES
 from kpl_integrations.ingest.http.request_head import SERVER
 from tests.ingest.wire import Wire
 from tests.support.virtual_time import Backend, virtual_time_backend

@@ -1,0 +1,93 @@
+"""What the server refuses by itself is answered as every other refusal: a problem document with an id, and counted."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+from kpl_integrations.ingest.admission.refusals import REFUSALS, SERVER_REFUSALS, Refusal
+from tests.ingest.http2.scene import in_virtual_time, talking
+from tests.ingest.served import connected, served, spoken
+from tests.support.gateway_scene import gateway_of, kinesis
+from tests.support.http2_frames import DATA, frames_of, heads, request
+
+HEAD = "GET /livez HTTP/1.1\r\nhost: x\r\n{}\r\n"
+# What a client sends; a gateway that is busy refuses a request that is valid.
+SENT: dict[Refusal, str] = {
+    Refusal.BUSY: HEAD.format(""),
+    Refusal.BAD_HTTP: HEAD.format("host: y\r\n"),
+    Refusal.SLOW_HEAD: "GET /livez HTTP/1.1\r\nhost: x\r\n",
+    Refusal.LARGE_HEAD: HEAD.format(f"x: {'x' * 40_000}\r\n"),
+    Refusal.TRANSFER_CODING: HEAD.format("transfer-encoding: gzip\r\n"),
+    Refusal.HTTP_VERSION: HEAD.format("").replace("HTTP/1.1", "HTTP/2.0"),
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Sockets, in real time."""
+    return "asyncio"
+
+
+def parsed(said: bytes) -> tuple[int, dict[str, str], Any]:
+    """Return status, header fields and problem of one answer."""
+    head, _, body = said.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split(" ")[1]), dict(line.split(": ", 1) for line in lines), json.loads(body)
+
+
+def test_every_refusal_of_the_server_is_tried():
+    assert SENT.keys() == SERVER_REFUSALS.keys()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("refusal", SENT, ids=lambda refusal: refusal.name)
+async def test_a_refusal_of_the_server_has_the_form_of_all_refusals(refusal: Refusal) -> None:
+    gateway = gateway_of(kinesis(), header_seconds=0.2, max_connections=2 if refusal is Refusal.BUSY else 100)
+    async with served(gateway) as server, contextlib.AsyncExitStack() as stack:
+        for _ in range(2 if refusal is Refusal.BUSY else 0):
+            stack.callback((await connected(server)).writer.close)
+        status, fields, problem = parsed(await spoken(server, SENT[refusal].encode()))
+        row = REFUSALS[refusal]
+        assert (status, problem["status"], problem["code"]) == (row.status, row.status, row.code)
+        assert (fields["content-type"], fields["connection"]) == ("application/problem+json", "close")
+        assert fields["x-request-id"] == problem["request_id"]
+        assert problem["detail"] == SERVER_REFUSALS[refusal]
+        assert fields.get("retry-after") == ("1" if refusal is Refusal.BUSY else None)
+        assert (gateway.tally.refusals, gateway.tally.answers) == ({refusal: 1}, {row.status: 1})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fields", "is_kept"),
+    [("x-request-id: mine\r\n", True), ("x-request-id: not mine\r\n", False), ("x-request-id: mine\r\n" * 2, False)],
+)
+async def test_a_refused_head_keeps_the_id_of_its_client(fields: str, is_kept: bool) -> None:
+    async with served(gateway_of(kinesis())) as server:
+        _, found, problem = parsed(await spoken(server, HEAD.format(f"host: y\r\n{fields}").encode()))
+        assert found["x-request-id"] == problem["request_id"]
+        assert (problem["request_id"] == "mine") is is_kept
+
+
+@in_virtual_time
+async def test_a_server_with_too_many_connections_says_over_http_2_when_to_come_back():
+    async with talking() as (scene, talk):
+        await talk.ask("GET", "/livez")
+        scene.server.connections.update(range(100_000))
+        talk.write(request(3, "GET", "/livez", ("x-request-id", "mine")))
+        await asyncio.sleep(0.1)
+        fields = heads(talk.wire.said)[3]
+        assert (fields[":status"], fields["retry-after"], fields["x-request-id"]) == ("503", "1", "mine")
+        body = next(payload for kind, _, stream, payload in frames_of(talk.wire.said) if (kind, stream) == (DATA, 3))
+        assert (json.loads(body)["code"], json.loads(body)["request_id"]) == (REFUSALS[Refusal.BUSY].code, "mine")
+
+
+@in_virtual_time
+async def test_a_target_that_is_no_path_is_refused_over_http_2_with_an_id():
+    async with talking() as (_, talk):
+        status, fields, body = await talk.ask("GET", "http://else/livez")
+        problem = json.loads(body)
+        assert (status, problem["code"], problem["detail"]) == (400, "bad-http", "the target is not a path")
+        assert fields["x-request-id"] == problem["request_id"]
