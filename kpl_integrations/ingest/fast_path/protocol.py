@@ -194,10 +194,10 @@ class GatewayConnection(HttpConnection):
         """Return True if a request is in the batch or being answered."""
         return self._is_batched or super().is_answering()
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
         """Answer the request in the batch while the transport can still send."""
         self._flush()
-        super().eof_received()
+        return super().eof_received()
 
     def end(self) -> None:
         """Answer the request in the batch, then close the connection or let it end."""

@@ -168,6 +168,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             self.feed(data)
 
+    def eof_received(self) -> bool:
+        """Let a client that sends no more get the answers to its requests. Return True if the connection stays for it.
+
+        TLS closes on both sides.
+        """
+        is_waiting = self.is_answering() and not self.cycle.more_body
+        if not is_waiting or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        self.cycle.keep_alive = False
+        return True
+
     def pause_writing(self) -> None:
         """Note that the client does not read."""
         self.flow.pause_writing()

@@ -1,13 +1,14 @@
-"""Rare HTTP: trailer fields behind a body, and requests for an upgrade."""
+"""Rare HTTP: trailer fields, requests for an upgrade, HTTP/1.0, and clients that close their side."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import CallableTenants, Tenant
-from tests.ingest.served import served, spoken
+from tests.ingest.served import connected, served, spoken
 from tests.support.gateway_scene import JSON, STREAM, gateway_of, kinesis
 
 pytestmark = pytest.mark.anyio
@@ -137,3 +138,32 @@ async def test_the_bound_of_a_head_holds_however_it_arrives(size, method, cut):
         is_accepted = expected.endswith(b"202")
         assert answers.count(b"HTTP/1.1 202") <= 1 + is_accepted
         assert gateway.producer.report().accepted in ({3} if is_accepted else {1} if size < 2_048 else {0, 1})
+
+
+@pytest.mark.parametrize("ack", ["queued", "delivered"])
+@pytest.mark.parametrize("size", [10, 70_000, 300_000])
+@pytest.mark.parametrize("before", [0, 2])
+async def test_a_client_that_sends_no_more_gets_its_answers(ack, size, before):
+    body = json.dumps({"partition_key": "k", "data": "x" * size}).encode()
+    request = head(f"content-length: {len(body)}", f"x-ack: {ack}") + body
+    gateway = gateway_of(kinesis(latency_seconds=0.1))
+    async with served(gateway) as server:
+        client = await connected(server)
+        client.writer.write(request * (before + 1))
+        client.writer.write_eof()
+        said = await asyncio.wait_for(client.reader.read(), 10)
+        client.writer.close()
+        status = b"HTTP/1.1 202" if ack == "queued" else b"HTTP/1.1 200"
+        assert said.count(status) == said.count(b"HTTP/1.1 ") == before + 1
+        assert gateway.producer.report().accepted == before + 1
+
+
+async def test_a_client_that_breaks_off_a_body_gets_no_answer():
+    gateway = gateway_of(kinesis())
+    async with served(gateway) as server:
+        client = await connected(server)
+        client.writer.write(head("content-length: 200000") + b"{" * 100_000)
+        client.writer.write_eof()
+        assert await asyncio.wait_for(client.reader.read(), 10) == b""
+        client.writer.close()
+        assert gateway.producer.report().accepted == 0
