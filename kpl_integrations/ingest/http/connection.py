@@ -350,8 +350,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         cycle = Http1Cycle(
             self,
             is_head=scope["method"] == "HEAD",
-            keep_alive=scope["http_version"] != "1.0" and self.parser.should_keep_alive(),
+            keep_alive=self.parser.should_keep_alive(),
             expects_continue=self.expects_continue,
+            version=scope["http_version"],
         )
         application = application_for(self, cycle, scope)
         if self.is_answering():

@@ -242,14 +242,21 @@ class Http1Port(Protocol):
 
 
 class Http1Cycle(RequestCycle):
-    """A request over HTTP/1.1. `keep_alive`: the connection stays open after the answer."""
+    """A request over HTTP/1. `keep_alive`: the connection stays open after the answer.
+
+    `version` 1.0 has no chunks: an answer of unknown length ends with the connection, which does not stay open, and
+    100 (Continue) is not sent (RFC 9110, section 10.1.1).
+    """
 
     ends_with_length = False
 
-    def __init__(self, port: Http1Port, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> None:
-        super().__init__(is_head=is_head, expects_continue=expects_continue)
+    def __init__(
+        self, port: Http1Port, *, is_head: bool, keep_alive: bool, expects_continue: bool, version: str = "1.1"
+    ) -> None:
+        self._has_chunks = version != "1.0"
+        super().__init__(is_head=is_head, expects_continue=expects_continue and self._has_chunks)
         self._port = port
-        self.keep_alive = keep_alive
+        self.keep_alive = keep_alive and self._has_chunks
         # Whether the end of the answer's body is marked by a chunk.
         self._is_chunked = False
 
@@ -295,7 +302,7 @@ class Http1Cycle(RequestCycle):
             self.keep_alive = False
         elif not self.keep_alive:
             fields.append((b"connection", _CLOSE))
-        self._is_chunked = head.length is None
+        self._is_chunked = head.length is None and self._has_chunks
         if self._is_chunked and _CHUNKED not in fields:
             fields.append(_CHUNKED)
         return b"".join([self._port.start_of(head.status), *[b"%b: %b\r\n" % field for field in fields], b"\r\n"])

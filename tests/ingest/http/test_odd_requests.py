@@ -140,6 +140,31 @@ async def test_the_bound_of_a_head_holds_however_it_arrives(size, method, cut):
         assert gateway.producer.report().accepted in ({3} if is_accepted else {1} if size < 2_048 else {0, 1})
 
 
+@pytest.mark.parametrize(("version", "is_chunked"), [("1.1", True), ("1.0", False)])
+async def test_an_answer_of_unknown_length_ends_with_the_connection_over_http_1_0(version, is_chunked):
+    gateway = gateway_of(kinesis(), close_seconds=0.5)
+    async with served(gateway) as server:
+        client = await connected(server)
+        client.writer.write(f"GET /dashboard/events HTTP/{version}\r\nhost: x\r\n\r\n".encode())
+        answer = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 10)
+        assert (b"transfer-encoding: chunked" in answer) is is_chunked
+        assert (b"connection: close" in answer) is not is_chunked
+        first = b"event: history\ndata: "
+        assert (await asyncio.wait_for(client.reader.readuntil(first), 10) == first) is not is_chunked
+    rest = await asyncio.wait_for(client.reader.read(), 10)
+    client.writer.close()
+    assert rest.endswith(b"event: closed\ndata: {}\n\n" + (b"\r\n0\r\n\r\n" if is_chunked else b""))
+
+
+@pytest.mark.parametrize(("version", "is_asked"), [("1.1", True), ("1.0", False)])
+async def test_only_a_client_of_http_1_1_is_asked_to_continue(version, is_asked):
+    async with served(gateway_of(kinesis())) as server:
+        sent = head(f"content-length: {len(ONE)}", "expect: 100-continue", "connection: close") + ONE
+        said = await spoken(server, sent.replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
+        assert said.startswith(b"HTTP/1.1 100 ") is is_asked
+        assert said.count(b"HTTP/1.1 202") == 1
+
+
 @pytest.mark.parametrize("ack", ["queued", "delivered"])
 @pytest.mark.parametrize("size", [10, 70_000, 300_000])
 @pytest.mark.parametrize("before", [0, 2])
