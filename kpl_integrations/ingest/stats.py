@@ -130,7 +130,7 @@ def _tenants(accounts: Iterable[TenantAccount], opened: OpenGateway) -> dict[str
             accepted_records=account.accepted_records,
             waiting_records=records,
             waiting_bytes=size_bytes,
-            cpu_seconds=round(opened.read_turns.cpu_seconds.get(account.tenant.id, 0.0), 3),
+            cpu_seconds=round(opened.read_turns.charges.cpu_seconds.get(account.tenant.id, 0.0), 3),
             refused={refusal.value: count for refusal, count in account.refused.items()},
         )
     return found

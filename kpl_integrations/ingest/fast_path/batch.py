@@ -105,7 +105,7 @@ class RequestBatch:
         for group in _groups(waiting):
             if self._turns.is_active:
                 # All of them are of one tenant.
-                with self._turns.charged(group[0][0].reader):
+                with self._turns.charges.charged(group[0][0].reader):
                     self._answer(group)
             else:
                 self._answer(group)

@@ -26,10 +26,10 @@ from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch, Requests
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.http.answers import FAILED, AnswerStarts, EncodedAnswer, encoded
-from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.connection_flow import ReceiveBuffers
 from kpl_integrations.ingest.http.correlation import new_request_id, request_id_of
+from kpl_integrations.ingest.http.cpu_charges import ChargedRequest
 from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_cycle import Http1Cycle, claim_connection
@@ -337,7 +337,7 @@ class GatewayConnection(HttpConnection):
             self.cycle = cycle
         application: Any = partial(self._finishing, steps, need)
         if self.turns.is_active:
-            application = ChargedRequest(self.reader, application, partial(claim_connection, self))
+            application = ChargedRequest(self.turns.charges, self.reader, application, partial(claim_connection, self))
         self._run(cycle, application, {})
 
     async def _finishing(self, steps: Steps[Answer], need: Need, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -352,7 +352,7 @@ class GatewayConnection(HttpConnection):
         if self._go_on(pending.steps, keep_alive=pending.keep_alive):
             self.begin_next()
         if started is not None:
-            self.turns.charge(self.reader.flow, self.reader.weight, time.thread_time() - started)
+            self.turns.charges.add(self.reader.flow, self.reader.weight, time.thread_time() - started)
 
     def _fail(self, request: RecordsRequest | None = None) -> None:
         """Log the current exception, and answer 500 with the id that the log line has."""

@@ -23,9 +23,8 @@ import logging
 import re
 import select
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -33,6 +32,7 @@ import anyio
 
 from kpl_core.fairness import CpuTurns
 from kpl_integrations.ingest.admission.clients import network_of
+from kpl_integrations.ingest.http.cpu_charges import CpuCharges
 from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class PausableConnection(Protocol):
 
 
 class ReadTurns:
-    """The turns of all connections of one gateway. `pauses` and `cpu_seconds`, by tenant, count from the start on."""
+    """The turns of all connections of one gateway. `pauses` counts from the start on."""
 
     def __init__(
         self, tenant_of: Callable[[str], Tenant | None] = lambda _: None, clock: Callable[[], float] = time.perf_counter
@@ -126,14 +126,12 @@ class ReadTurns:
         self.is_attentive = True
         self.pauses = 0
         self.paused_bytes = 0
-        self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
         self._turns: CpuTurns[ConnectionReader] = CpuTurns(
             round_seconds=_ROUND_SECONDS, longest_wait_seconds=LONGEST_PAUSE_SECONDS
         )
+        self.charges = CpuCharges(self._turns)
         self._is_ticking = self._has_round = self._has_ended = False
         self._due = self._used = 0.0
-        # The connection whose received bytes are being fed.
-        self.running: ConnectionReader | None = None
         self._requests: Callable[[], int] = int
         self._ticks, self._seen_requests = 0, -1
         self._probes_left = _MOST_PROBES
@@ -166,27 +164,6 @@ class ReadTurns:
         """Return True if a probe need not wait. A flood of probes has to."""
         self._probes_left -= 1
         return self._probes_left >= 0
-
-    @contextmanager
-    def charged(self, reader: "ConnectionReader") -> Iterator[None]:
-        """Charge the CPU time of this block to the tenant of a connection, and not to that of the one being read."""
-        running, started = self.running, time.thread_time()
-        if running is not None:
-            running.settle(started)
-        try:
-            yield
-        finally:
-            now = time.thread_time()
-            self.charge(reader.flow, reader.weight, now - started)
-            if running is not None:
-                running.started = now
-
-    def charge(self, flow: Hashable, weight: float, seconds: float) -> None:
-        """Add CPU time that a request has used."""
-        if self._turns.is_active:
-            self._turns.charge(flow, seconds, weight=weight)
-            if isinstance(flow, str):
-                self.cpu_seconds[flow] += seconds
 
     def wait(self, reader: "ConnectionReader") -> None:
         """Let a connection wait for its turn."""
@@ -331,7 +308,7 @@ class ConnectionReader:
         """Note the tenant of a request; None: it has no verified credentials."""
         flow: Hashable = UNVERIFIED if tenant is None else tenant.id
         if flow != self.flow:
-            self.settle(time.thread_time())
+            self.turns.charges.settle(self, time.thread_time())
         self.flow, self.weight = flow, 1.0 if tenant is None else tenant.weight
         self.authorization = _NO_CREDENTIALS_YET
         self._is_known = True
@@ -372,11 +349,8 @@ class ConnectionReader:
         if not self._is_known:
             self._recognize(data)
         if self.is_shared:
-            before = self._begin()
-            try:
+            with self.turns.charges.fed(self):
                 self.connection.feed(data)
-            finally:
-                self._end(before)
         elif self.turns.may_run(self.owner[0]) or (self.connection.may_be_probe(data) and self.turns.try_take_probe()):
             self._run(deque((data,)), _ROUND_SECONDS)
         elif self._may_pause(data):
@@ -425,8 +399,7 @@ class ConnectionReader:
         """Feed pieces for about so many seconds. Then pause if some are left."""
         now = self.turns.now
         until = now() + seconds
-        before = self._begin()
-        try:
+        with self.turns.charges.fed(self):
             while pieces:
                 piece = pieces.popleft()
                 if self.connection.may_be_cut(piece):
@@ -437,29 +410,10 @@ class ConnectionReader:
                     pieces.clear()
                 elif now() >= until:
                     break
-        finally:
-            self._end(before)
         if pieces:
             self._pause(pieces)
         else:
             self.connection.flow.release()
-
-    def _begin(self) -> "ConnectionReader | None":
-        """Charge CPU time to this connection from now on; return the one that it was charged to before."""
-        before, self.turns.running = self.turns.running, self
-        self.started = time.thread_time()
-        return before
-
-    def _end(self, before: "ConnectionReader | None") -> None:
-        self.settle(time.thread_time())
-        self.started = None
-        self.turns.running = before
-
-    def settle(self, now: float) -> None:
-        """Charge the CPU time of the thread until `now` that is not charged yet."""
-        if self.started is not None:
-            self.turns.charge(self.flow, self.weight, now - self.started)
-            self.started = now
 
     def _pause(self, pieces: deque[bytes]) -> None:
         if not self.connection.flow.is_held:

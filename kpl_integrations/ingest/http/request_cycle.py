@@ -22,9 +22,9 @@ from kpl_integrations.ingest.http.answers import (
     refusing,
     server_refusal,
 )
-from kpl_integrations.ingest.http.charged_request import ChargedRequest
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER, request_id_of_scope
+from kpl_integrations.ingest.http.cpu_charges import ChargedRequest
 from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.read_turns import ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_head import SERVER, Server
@@ -341,7 +341,7 @@ def application_for(connection: ServingConnection, cycle: RequestCycle, scope: S
         application = refusing(server_refusal(Refusal.BUSY), connection.tally)
     claim: Callable[[Tenant | None], bool] = partial(claim_connection, connection)
     if connection.turns.is_active:
-        application = timed = ChargedRequest(reader, application, claim)
+        application = timed = ChargedRequest(connection.turns.charges, reader, application, claim)
         claim = timed.claim
     offered = Server(claim, connection.verified, reader.watch_body, cycle.whole_body)
     scope["extensions"] = {SERVER: {"request": offered}}

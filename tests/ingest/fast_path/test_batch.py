@@ -408,10 +408,10 @@ class TestOneIteration:
                 turns.leave(line.protocol.reader)
                 line.protocol.reader.run_turn(is_overdue=False)
             assert (statuses(made), groups) == ([b"202"] * 9, [4])
-            read = turns.cpu_seconds["plain"]
+            read = turns.charges.cpu_seconds["plain"]
             await settle()
             assert (statuses(made), groups) == ([b"202"] * 12, [4, 3])
-            assert turns.cpu_seconds["plain"] > read > 0.0
+            assert turns.charges.cpu_seconds["plain"] > read > 0.0
             machine.is_active = False
 
     async def test_a_connection_that_fills_a_batch_is_not_charged_for_the_records_of_the_others(self, monkeypatch):
@@ -420,7 +420,7 @@ class TestOneIteration:
             machine: Any = turns._turns  # noqa: SLF001 - as above
             machine.is_active = turns.is_attentive = True
             charged: list[tuple[object, float]] = []
-            monkeypatch.setattr(turns, "charge", lambda flow, _, seconds: charged.append((flow, seconds)))
+            monkeypatch.setattr(turns.charges, "add", lambda flow, _, seconds: charged.append((flow, seconds)))
             # Each look at the clock takes a second.
             monkeypatch.setattr(time, "thread_time", count(0.0, 1.0).__next__)
             for line in made[:64]:

@@ -91,7 +91,7 @@ def late_turns() -> ReadTurns:
 @pytest.mark.parametrize("tenants", [[None, "flood"], ["flood", None], ["flood", None, "flood"], [None, "flood", None]])
 async def test_a_request_with_a_wrong_key_exempts_no_connection_from_pauses(tenants):
     turns = late_turns()
-    turns.charge("flood", 1.0, 1e4)
+    turns.charges.add("flood", 1.0, 1e4)
     reader = ConnectionReader(staged := StagedConnection(), turns, "192.0.2.1")
     for tenant in tenants:
         reader.claim(None if tenant is None else Tenant(id=tenant))
@@ -102,7 +102,7 @@ async def test_a_request_with_a_wrong_key_exempts_no_connection_from_pauses(tena
 
 async def test_a_pause_counts_for_no_body_of_its_connection():
     turns = late_turns()
-    turns.charge("flood", 1.0, 1e4)
+    turns.charges.add("flood", 1.0, 1e4)
     reader = ConnectionReader(StagedConnection(), turns, "192.0.2.1")
     reader.claim(Tenant(id="flood"))
     first, second, ended = (anyio.CancelScope(deadline=10.0) for _ in range(3))
@@ -120,7 +120,7 @@ async def test_a_pause_counts_for_no_body_of_its_connection():
 
 async def test_a_wrong_key_on_a_tenants_connection_is_refused_above_the_share_of_all_unverified_clients():
     turns = late_turns()
-    turns.charge(UNVERIFIED, 1.0, 1e4)
+    turns.charges.add(UNVERIFIED, 1.0, 1e4)
     reader = ConnectionReader(StagedConnection(), turns, "192.0.2.1")
     reader.claim(Tenant(id="quiet"))
     assert not reader.refuses()
@@ -132,7 +132,7 @@ async def test_a_wrong_key_on_a_tenants_connection_is_refused_above_the_share_of
 
 async def test_a_connection_whose_turn_fails_is_closed_and_the_others_get_theirs(caplog):
     turns = late_turns()
-    turns.charge("flood", 1.0, 0.1)
+    turns.charges.add("flood", 1.0, 0.1)
     stages = [StagedConnection(fails=number == 0) for number in range(3)]
     for staged in stages:
         reader = ConnectionReader(staged, turns, "192.0.2.1")

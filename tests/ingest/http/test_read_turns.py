@@ -80,7 +80,7 @@ class Scene:
             while time.thread_time() - started < 0.03:
                 pass
             await asyncio.sleep(0)
-        self.turns.charge("flood", 1.0, used_seconds)
+        self.turns.charges.add("flood", 1.0, used_seconds)
 
     async def paused(self, connection: Connection, data: bytes) -> None:
         """Send bytes on a connection, and wait until it has been paused."""
@@ -156,7 +156,7 @@ async def test_a_flood_of_probes_waits_as_other_requests():
     async with scene() as staged:
         probes = [await staged.connect() for _ in range(20)]
         await staged.make_late()
-        staged.turns.charge(UNVERIFIED, 1.0, 1e4)
+        staged.turns.charges.add(UNVERIFIED, 1.0, 1e4)
         for each in probes:
             each.writer.write(PROBE)
         assert [(await each.answer())[0] for each in probes] == [200] * 20
@@ -166,12 +166,12 @@ async def test_a_flood_of_probes_waits_as_other_requests():
 async def test_a_new_connection_waits_with_its_tenant_and_not_with_clients_that_are_not_verified():
     async with scene() as staged:
         await staged.make_late()
-        staged.turns.charge(UNVERIFIED, 1.0, 1e4)
+        staged.turns.charges.add(UNVERIFIED, 1.0, 1e4)
         quiet, flood = await staged.connect(post("quiet")), await staged.connect()
         assert staged.turns.pauses == 0
         await staged.paused(flood, post("flood"))
         anonymous = await staged.connect()
-        staged.turns.charge(UNVERIFIED, 1.0, 1e5)
+        staged.turns.charges.add(UNVERIFIED, 1.0, 1e5)
         await staged.paused(anonymous, post("nobody"))
         # Its tenant is unknown, so it is not refused for one.
         assert (await anonymous.answer())[0] == 401
@@ -189,7 +189,7 @@ async def test_pauses_do_not_count_towards_time_limits():
         await staged.make_late()
         for number in range(4):
             # Each of these pieces waits for the longest pause, so that all of them take longer than the limits.
-            staged.turns.charge("flood", 1.0, 1e4)
+            staged.turns.charges.add("flood", 1.0, 1e4)
             await staged.paused(head, request[20 + number : 21 + number])
             await staged.paused(body, request[number - 10 : number - 9])
             await staged.paused(idle, b"\r\n")
