@@ -27,14 +27,13 @@ from kpl_core.transport import KinesisTransport
 from kpl_core.transport.default_transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.host_names import HostNames
-from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.clients import AddressBudgets, LoginAttempts, SharedRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.http.access_log import AccessLog
-from kpl_integrations.ingest.http.answers import Headers, Tally, send_answer, send_refusal
+from kpl_integrations.ingest.http.answers import Answer, Headers, Tally, send_answer, send_refusal
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.correlation import (
     LOG_FIELDS,
@@ -79,7 +78,7 @@ from kpl_integrations.ingest.stats import GatewayStats, SingleProcessStats
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
-from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
+from kpl_integrations.ingest.tenants.tenant import ReloadFailureLog
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
 from kpl_integrations.ingest.workers.shared_quotas import shared_quotas, sharing_of

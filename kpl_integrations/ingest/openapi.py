@@ -11,13 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from kpl_integrations.gateway_figures import StatsDocument
-from kpl_integrations.ingest.admission.acknowledgement import Accepted, Delivered
 from kpl_integrations.ingest.admission.idempotency import MOST_KEY_CHARACTERS
 from kpl_integrations.ingest.admission.refusals import REFUSALS, SERVER_REFUSALS, Refusal
 from kpl_integrations.ingest.decoding.cloud_events import CloudEvent
 from kpl_integrations.ingest.decoding.json_records import HASH_KEY_PATTERN, WireRecord
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF, RESOURCES
-from kpl_integrations.ingest.http.answers import PROBLEM_JSON, Problem
+from kpl_integrations.ingest.http.answers import PROBLEM_JSON, Accepted, Delivered, Problem
 from kpl_integrations.ingest.request.kinesis_wire import UNAVAILABLE_ANSWER, WIRE_ANSWERS, WIRE_CODES
 from kpl_integrations.ingest.request.otlp import OTLP_PATHS, RpcStatus
 from kpl_integrations.ingest.settings import IngestSettings

@@ -226,7 +226,7 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         "a request is answered as delivered when its first record is", "mutant", "gateway",
-        "kpl_integrations/ingest/admission/acknowledgement.py",
+        "kpl_integrations/ingest/http/answers.py",
         "    for outcome in dict.fromkeys(deliveries.outcomes):\n",
         "    for outcome in list(dict.fromkeys(deliveries.outcomes))[:1] * len(deliveries):\n",
     ),

@@ -18,8 +18,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, Protocol
 
 from kpl_integrations.asgi.protocol import Send
-from kpl_integrations.ingest.admission.acknowledgement import Answer
-from kpl_integrations.ingest.http.answers import FAILED, EncodedAnswer, Headers, encoded
+from kpl_integrations.ingest.http.answers import FAILED, Answer, EncodedAnswer, Headers, encoded
 from kpl_integrations.ingest.http.read_turns import ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_head import ACK_HEADER, FORWARDED_FOR, RecordsHead, Server
 from kpl_integrations.ingest.request.needs import Need, Steps

@@ -22,10 +22,9 @@ from typing import Any, ClassVar, Final
 from kpl_core import Deliveries
 from kpl_core.producer.delivery import wait_with
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch, Requests
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
-from kpl_integrations.ingest.http.answers import FAILED, AnswerStarts, EncodedAnswer, encoded
+from kpl_integrations.ingest.http.answers import FAILED, Answer, AnswerStarts, EncodedAnswer, encoded
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.connection_flow import ReceiveBuffers
 from kpl_integrations.ingest.http.correlation import new_request_id, request_id_of

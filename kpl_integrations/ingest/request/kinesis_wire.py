@@ -19,12 +19,12 @@ from kpl_core import Deliveries, RecordResult, UserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY, MIB
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, RATE_LIMITED
 from kpl_integrations.asgi.protocol import Scope, retry_after_header
-from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.admission import Counts
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import SMALL_BYTES
 from kpl_integrations.ingest.decoding.put_records_body import named_stream, put_records_in_steps
 from kpl_integrations.ingest.decoding.record_counts import aggregate_counts_in_steps, result_of
+from kpl_integrations.ingest.http.answers import Answer
 from kpl_integrations.ingest.http.request_head import FieldsByName, Server, authorization_of
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.request.needs import (

@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 import msgspec
 
 from kpl_core import Deliveries, UserRecord
-from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.admission import Counts
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
 from kpl_integrations.ingest.decoding import DecodeRefusal, otlp_in_steps, otlp_records, small_body
@@ -24,6 +23,7 @@ from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
 from kpl_integrations.ingest.decoding.record_counts import counts_in_steps, otlp_counting, result_of
+from kpl_integrations.ingest.http.answers import Answer
 from kpl_integrations.ingest.http.request_head import (
     ACK_HEADER,
     FieldsByName,

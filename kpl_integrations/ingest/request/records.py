@@ -8,16 +8,6 @@ import msgspec
 
 from kpl_core import Deliveries, InvalidUserRecord
 from kpl_core.records.user_record import require_stream
-from kpl_integrations.ingest.admission.acknowledgement import (
-    JSON,
-    Answer,
-    RejectedRecord,
-    all_delivered,
-    answer_queued,
-    delivered_answer,
-    record_answers,
-    record_answers_in_steps,
-)
 from kpl_integrations.ingest.admission.idempotency import StoredAnswer, begin_fingerprint, parse_key
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, rate_limit_headers, refused_decoding
 from kpl_integrations.ingest.decoding import (
@@ -31,7 +21,17 @@ from kpl_integrations.ingest.decoding import (
     small_body,
     trace_members,
 )
-from kpl_integrations.ingest.http.answers import problem_of
+from kpl_integrations.ingest.http.answers import (
+    JSON,
+    Answer,
+    RejectedRecord,
+    all_delivered,
+    answer_queued,
+    delivered_answer,
+    problem_of,
+    record_answers,
+    record_answers_in_steps,
+)
 from kpl_integrations.ingest.http.request_head import PREFIX, SUFFIX, FieldsByName, RecordsHead, Server, options_of
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.request.needs import LargeBody, Results, Slices, Steps, StreamName

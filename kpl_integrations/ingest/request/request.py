@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, ClassVar, Final, TypeVar, Unpack
 
 from kpl_core import Deliveries, NotSpooled
-from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.admission import PutTerms
 from kpl_integrations.ingest.admission.clients import AddressBudget, ClientRoom
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
@@ -22,6 +21,7 @@ from kpl_integrations.ingest.decoding import SMALL_BYTES, DecodeRefusal, pieces_
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.access_log import LogAnswer
+from kpl_integrations.ingest.http.answers import Answer
 from kpl_integrations.ingest.http.bodies import require_length, require_size
 from kpl_integrations.ingest.http.correlation import (
     Correlation,

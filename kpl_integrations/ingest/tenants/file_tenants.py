@@ -9,8 +9,7 @@ from typing import Final
 from kpl_core import ConfigError
 from kpl_integrations.ingest.file_states import file_states
 from kpl_integrations.ingest.tenants.credentials import bearer_key
-from kpl_integrations.ingest.tenants.directory import AccessKey
-from kpl_integrations.ingest.tenants.tenant import Ack, Tenant
+from kpl_integrations.ingest.tenants.tenant import AccessKey, Ack, Tenant
 from kpl_integrations.ingest.tenants.tenants_file import (
     TenantTable,
     parse_tenants,

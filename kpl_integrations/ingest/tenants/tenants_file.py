@@ -18,8 +18,7 @@ from kpl_core import ConfigError
 from kpl_core.options.validation import did_you_mean
 from kpl_core.records.user_record import Tier
 from kpl_integrations.ingest.tenants.credentials import ApiKeys, parse_stored_key
-from kpl_integrations.ingest.tenants.directory import AccessKey
-from kpl_integrations.ingest.tenants.tenant import UNKNOWN_TENANT, Ack, Signal, Tenant, shown
+from kpl_integrations.ingest.tenants.tenant import UNKNOWN_TENANT, AccessKey, Ack, Signal, Tenant, shown
 
 MOST_TENANTS: Final = 10_000
 _LONGEST_SECRET: Final = 4096

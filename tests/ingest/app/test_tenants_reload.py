@@ -8,7 +8,7 @@ import pytest
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest.tenants import Tenant
-from kpl_integrations.ingest.tenants.directory import QUIET_SECONDS, ReloadFailureLog
+from kpl_integrations.ingest.tenants.tenant import QUIET_SECONDS, ReloadFailureLog
 from tests.support.gateway_scene import STREAM, Client, KnownTenants, open_gateway
 
 pytestmark = pytest.mark.anyio

@@ -9,10 +9,9 @@ import pytest
 
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.fast_path.protocol import PendingRequest
-from kpl_integrations.ingest.http.answers import encoded
+from kpl_integrations.ingest.http.answers import Answer, encoded
 from kpl_integrations.ingest.http.correlation import new_request_id
 from kpl_integrations.ingest.request.needs import Results, Steps
 from kpl_integrations.ingest.tenants import Tenant

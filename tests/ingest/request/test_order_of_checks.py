@@ -11,8 +11,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.admission.acknowledgement import Answer
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.http.answers import Answer
 from kpl_integrations.ingest.http.request_head import Server, records_head
 from kpl_integrations.ingest.request.kinesis_wire import KinesisRequest, signed_request
 from kpl_integrations.ingest.request.needs import Body, Results, StreamName

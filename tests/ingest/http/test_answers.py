@@ -10,7 +10,7 @@ import pytest
 from kpl_core import Deliveries, Delivery, decode
 from kpl_core.records.outcome import Outcome
 from kpl_core.testing import ErrorAnswer, RecordError, When
-from kpl_integrations.ingest.admission.acknowledgement import all_delivered, delivered_answer, record_answers
+from kpl_integrations.ingest.http.answers import all_delivered, delivered_answer, record_answers
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.gateway_scene import (
     JSON,
