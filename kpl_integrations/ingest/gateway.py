@@ -403,10 +403,6 @@ class IngestGateway:
             return True
         return self._hosts.allow(value.decode("latin-1") for name, value in headers if name == b"host")
 
-    def tenant_of(self, head: RecordsHead) -> Tenant | None:
-        """Return the tenant of a request with valid credentials; see `Requests`."""
-        return self._tenant_shown(head.authorization)
-
     def _tenant_shown(self, authorization: str | None) -> Tenant | None:
         """Return the tenant with these credentials; None: they are wrong, or nothing is verified."""
         found = self.directory.authenticate(authorization) if self.directory.verifies else None

@@ -366,7 +366,7 @@ class Admission:
         if not is_reserved and quota.try_take(count, size_bytes, now) is None:
             return
         states = quota.states(count, size_bytes, now)
-        cost = account.quota_cost_seconds(count, size_bytes)
+        cost = quota.seconds_for(count, size_bytes)
         schedule.reprice(quota.slowdown, now)
         retry_after = schedule.assign(cost, ready_in=states[0].ready_in, now=now)
         quota.keep_until(now + retry_after + GRACE_SECONDS, now, booked_seconds=schedule.booked_seconds(now))

@@ -41,10 +41,6 @@ class TenantAccount:
         # None until a request was refused, so that others cost one comparison.
         self.refused_bytes: RefusedBytes | None = None
 
-    def quota_cost_seconds(self, records: int, size_bytes: int) -> float:
-        """Return how many seconds of the tenant's rates a request of this size costs."""
-        return 0.0 if self.quota is None else self.quota.seconds_for(records, size_bytes)
-
     def records_per_second_and_weight(self, now: float) -> float:
         """Return the recent rate of offered records, divided by the tenant's weight."""
         return self.offered.per_second(self.accepted_records + self.shed_records, now) / self.tenant.weight

@@ -23,7 +23,6 @@ from kpl_integrations.ingest.http.read_turns import ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_head import ACK_HEADER, FORWARDED_FOR, RecordsHead, Server
 from kpl_integrations.ingest.request.needs import Need, Steps
 from kpl_integrations.ingest.request.records import RecordsRequest
-from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
 _MOST_REQUESTS: Final = 64
@@ -39,9 +38,6 @@ class Requests(Protocol):
 
     def head_of(self, target: bytes, headers: Headers) -> RecordsHead | None:
         """Return the parsed head of a POST that a connection may run itself, else None."""
-
-    def tenant_of(self, head: RecordsHead) -> Tenant | None:
-        """Return the tenant of a request with valid credentials, else None."""
 
     def begin(self, head: RecordsHead, body: bytes, client: str, server: Server | None) -> RecordsRequest | None:
         """Return a complete request from this address; None: the application has to handle it."""
@@ -102,7 +98,7 @@ class RequestBatch:
         """Answer all waiting requests."""
         waiting, self._waiting = self._waiting, []
         for group in _groups(waiting):
-            if self._turns.is_active:
+            if self._turns.is_attentive:
                 # All of them are of one tenant.
                 with self._turns.charges.charged(group[0][0].reader):
                     self._answer(group)

@@ -124,7 +124,8 @@ class GatewayConnection(HttpConnection):
 
     def data_received(self, data: bytes) -> None:
         """Answer a request with the cached head. Otherwise handle the bytes as usual."""
-        self._flush()
+        if self._is_batched:
+            self.batch.flush()
         if self._cached is None or self.turns.is_attentive or not self._answer_cached(self._cached, data):
             super().data_received(data)
 
@@ -283,7 +284,7 @@ class GatewayConnection(HttpConnection):
 
     def _note(self, head: RecordsHead) -> bool:
         """Note the tenant of a request whose credentials differ from the last one's. Return True if they are valid."""
-        tenant = self.requests.tenant_of(head)
+        tenant = self.turns.tenant_of(head.authorization)
         claim_connection(self, tenant)
         self.reader.authorization = head.authorization
         return tenant is not None

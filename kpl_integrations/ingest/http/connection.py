@@ -101,8 +101,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         # up to 256 KiB at once.
         self._most_head_bytes = self._piece_bytes = 0
         # Whether the current piece has the end of a request (then the size of the next head's part in it is unknown and
-        # not counted), the start of one, or a part of a body; and whether the last large one had several requests.
-        self._ends_within = self._begins_within = self._body_within = self._is_pipelining = False
+        # not counted), the start of one, or a part of a body.
+        self._ends_within = self._begins_within = self._body_within = False
+        # A small one if the last large piece had several requests.
+        self._buffer = self.buffers.of(is_pipelining=False)
         # Whether the request asks for an upgrade.
         self._asks_upgrade = False
         self._head_timer: asyncio.TimerHandle | None = None
@@ -150,13 +152,13 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - no loop knows better
         """Return where the loop writes what it receives, right before `buffer_updated`."""
-        return self.buffers.of(is_pipelining=self._is_pipelining)
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle so many bytes of the buffer."""
-        data = bytes(self.get_buffer(nbytes)[:nbytes])
+        data = bytes(self._buffer[:nbytes])
         if nbytes > SLICE_BYTES:
-            self._is_pipelining = self.may_be_cut(data)
+            self._buffer = self.buffers.of(is_pipelining=self.may_be_cut(data))
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:

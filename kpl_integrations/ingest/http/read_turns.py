@@ -117,7 +117,9 @@ class ReadTurns:
     """The turns of all connections of one gateway. `pauses` counts from the start on."""
 
     def __init__(
-        self, tenant_of: Callable[[str], Tenant | None] = lambda _: None, clock: Callable[[], float] = time.perf_counter
+        self,
+        tenant_of: Callable[[str | None], Tenant | None] = lambda _: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         # Returns the tenant whose valid credentials the value of an Authorization field has.
         self.tenant_of = tenant_of

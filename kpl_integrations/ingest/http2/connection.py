@@ -115,7 +115,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         # The instant since which no request is in progress; None: one is. Whether one has been.
         self._idle_since: float | None = now
         self._is_new = True
-        self._has_many_frames = False
+        # A small one if the last piece had many frames.
+        self._buffer = self._buffers.of(is_pipelining=False)
         self._is_leaving = False
         self._timer: asyncio.TimerHandle | None = None
         self._timers_stopped_at = now
@@ -132,12 +133,12 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - no loop knows better
         """Return where the loop writes what it receives, right before `buffer_updated`."""
-        return self._buffers.of(is_pipelining=self._has_many_frames)
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle so many bytes of the buffer, at once or when it is the turn of this connection."""
-        data = bytes(self.get_buffer(nbytes)[:nbytes])
-        self._has_many_frames = self.may_be_cut(data)
+        data = bytes(self._buffer[:nbytes])
+        self._buffer = self._buffers.of(is_pipelining=self.may_be_cut(data))
         self.turns.wake(self.server.answered)
         self.reader.receive(data)
 
