@@ -146,8 +146,9 @@ async def open_lines(count: int, *, buffered_ms: int = 1) -> AsyncIterator[list[
     kind: Any = GatewayConnection.for_gateway(gateway, settings)
     config = uvicorn.Config(gateway, http=kind, lifespan="off", ws="none", log_config=None, access_log=False)
     config.load()
+    state = ServerState()
     async with gateway:
-        lines = [Line(Wire(), kind(config=config, server_state=ServerState(), app_state={})) for _ in range(count)]
+        lines = [Line(Wire(), kind(config=config, server_state=state, app_state={})) for _ in range(count)]
         for line in lines:
             line.protocol.connection_made(line.wire)
         yield lines

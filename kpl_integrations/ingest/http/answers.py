@@ -322,24 +322,19 @@ async def send_refusal(scope: Scope, send: Send, refused: Refused, tally: Tally)
     await send_answer(send, answer.status, answer.headers(), answer.body)
 
 
-def server_refusal(refusal: Refusal) -> Refused:
-    """Return what the server refuses by itself, with the detail of the table."""
-    return Refused(refusal, SERVER_REFUSALS[refusal])
-
-
 def refused_as_bytes(refusal: Refusal, request_id: bytes, tally: Tally) -> "EncodedAnswer":
     """Count what the server refuses by itself, and return the answer."""
-    answer = problem_of(server_refusal(refusal), request_id)
+    answer = problem_of(Refused(refusal, SERVER_REFUSALS[refusal]), request_id)
     tally.refusals[refusal] += 1
     tally.answers[answer.status] += 1
     return encoded(answer)
 
 
-def refusing(refused: Refused, tally: Tally) -> ASGIApp:
-    """Return an application that refuses each request."""
+def refusing(refusal: Refusal, tally: Tally) -> ASGIApp:
+    """Return an application with which the server refuses a request by itself."""
 
     async def answer(scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_refusal(scope, identify(scope, send), refused, tally)
+        await send_refusal(scope, identify(scope, send), Refused(refusal, SERVER_REFUSALS[refusal]), tally)
 
     return answer
 

@@ -20,7 +20,6 @@ from kpl_integrations.ingest.http.answers import (
     Headers,
     Tally,
     refusing,
-    server_refusal,
 )
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER, request_id_of_scope
@@ -338,7 +337,7 @@ def application_for(connection: ServingConnection, cycle: RequestCycle, scope: S
     server, reader = connection.server, connection.reader
     application = server.application
     if server.is_full(connection.places.http_2_requests):
-        application = refusing(server_refusal(Refusal.BUSY), connection.tally)
+        application = refusing(Refusal.BUSY, connection.tally)
     claim: Callable[[Tenant | None], bool] = partial(claim_connection, connection)
     if connection.turns.is_active:
         application = timed = ChargedRequest(connection.turns.charges, reader, application, claim)

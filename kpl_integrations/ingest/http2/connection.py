@@ -35,7 +35,7 @@ from h2.exceptions import DenialOfServiceError, ProtocolError
 from h2.settings import SettingCodes
 from hpack import HPACKError, NeverIndexedHeaderTuple
 
-from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.http.answers import Headers, goaway, refusing
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER
@@ -280,9 +280,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.shutdown()
         try:
             scope |= scope_of(headers, self.server.root_path)
-        except ValueError as error:
+        except ValueError:
             scope["headers"] = headers
-            application = refusing(Refused(Refusal.BAD_HTTP, f"{error}"), self.tally)
+            application = refusing(Refusal.BAD_HTTP, self.tally)
         task = self._tasks[stream_id] = self.server.start(stream.run(application, scope))
         self.places.http_2_requests += 1
         task.add_done_callback(partial(self._task_ended, stream_id))

@@ -89,5 +89,5 @@ async def test_a_target_that_is_no_path_is_refused_over_http_2_with_an_id():
     async with talking() as (_, talk):
         status, fields, body = await talk.ask("GET", "http://else/livez")
         problem = json.loads(body)
-        assert (status, problem["code"], problem["detail"]) == (400, "bad-http", "the target is not a path")
+        assert (status, problem["code"], problem["detail"]) == (400, "bad-http", SERVER_REFUSALS[Refusal.BAD_HTTP])
         assert fields["x-request-id"] == problem["request_id"]
