@@ -274,7 +274,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             return False
         if self.become_http_2 is None:
             _log.warning("a client speaks HTTP/2, which is off (KPL_INGEST_HTTP2); client=%s", self.client)
-            self.cancel_timers()
             self.transport.write(NO_HTTP_2)
             self.flow.close()
         else:
