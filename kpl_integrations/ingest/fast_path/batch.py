@@ -6,9 +6,6 @@ requests wait, and one put takes the records of all requests with the same tenan
 before it reads again. asyncio and uvloop call what `call_soon` gets in the next iteration, before they look for
 received bytes.
 
-While requests arrive one by one, waiting gains nothing and costs one more round of the loop. So after some that waited
-alone, only every eighth waits, and those behind it in its iteration. If it is not alone, all wait again.
-
 A group of requests is accepted as a whole or not at all. If anything about it is not ordinary, nothing has happened,
 and each request is answered alone. So every answer, count and refusal is that of a request without a batch.
 
@@ -29,8 +26,6 @@ from kpl_integrations.ingest.request.records import RecordsRequest
 
 _log: Final = logging.getLogger(__name__)
 _MOST_REQUESTS: Final = 64
-# After so many requests in a row that were alone, only one in so many waits for others.
-_MOST_ALONE: Final = 8
 _OPEN: Final = ord("{")
 _CLOSE: Final = ord("}")
 
@@ -78,21 +73,16 @@ BatchedRequest = tuple[BatchedConnection, RecordsHead, bytes, bytes]
 class RequestBatch:
     """The requests of all connections of one gateway that wait for the end of this iteration."""
 
-    __slots__ = ("_alone", "_most_bytes", "_requests", "_turns", "_waiting")
+    __slots__ = ("_most_bytes", "_requests", "_turns", "_waiting")
 
     def __init__(self, requests: Requests, turns: ReadTurns) -> None:
         self._requests = requests
         self._turns = turns
         self._most_bytes = requests.most_single_bytes
         self._waiting: list[BatchedRequest] = []
-        # How many requests in a row were alone in their iteration, or did not wait.
-        self._alone = 0
 
     def takes(self, body: bytes) -> bool:
-        """Return True if this should wait, and may be one JSON record: a line break in a text would not be JSON."""
-        if self._alone > _MOST_ALONE and self._alone % _MOST_ALONE and not self._waiting:
-            self._alone += 1
-            return False
+        """Return True if this may be one JSON record: a line break in a text would not be JSON."""
         return 0 < len(body) <= self._most_bytes and body[0] == _OPEN and body[-1] == _CLOSE and b"\n" not in body
 
     def add(self, request: BatchedRequest) -> None:
@@ -107,7 +97,6 @@ class RequestBatch:
     def flush(self) -> None:
         """Answer all waiting requests."""
         waiting, self._waiting = self._waiting, []
-        self._alone = self._alone + 1 if len(waiting) == 1 else 0
         for group in _groups(waiting):
             if self._turns.is_attentive:
                 # All of them are of one tenant.

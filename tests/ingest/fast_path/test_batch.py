@@ -432,18 +432,6 @@ class TestOneIteration:
             assert statuses(made) == [b"202"] * 64
             machine.is_active = False
 
-    async def test_requests_that_arrive_one_by_one_do_not_wait_until_some_arrive_together(self, groups):
-        async with lines(4) as (_, made):
-            waited = []
-            for number in range(32):
-                read_together(made[:1], ["one"])
-                waited.append(len(statuses(made)) == number)
-                await settle()
-            assert waited == [True] * 8 + ([True] + [False] * 7) * 3
-            read_together(made, ["one"] * 4)
-            await settle()
-            assert (groups, statuses(made)) == ([4], [b"202"] * 36)
-
     async def test_pipelined_requests_of_a_turn_are_answered_in_their_order(self, groups):
         async with lines(2) as (_, made):
             machine: Any = made[0].protocol.turns._turns  # noqa: SLF001 - as above
