@@ -64,12 +64,12 @@ class _Tokens:
         return "" if was_refused or self._tokens < 2.0 else f"{OVER_RATE}, which has {self._tokens:.1f} tokens left"
 
 
-class _Tenant:
+class GatewayTenant:
     """One tenant's clients and what they heard."""
 
-    def __init__(self, story: "_GatewayStory", tenant: Tenant, per_second: float) -> None:
+    def __init__(self, story: "GatewayStory", tenant: Tenant, per_second: float) -> None:
         self.story, self.tenant, self.per_second = story, tenant, per_second
-        self.client = Client(story.gateway, tenant.id)
+        self.client: Any = Client(story.gateway, tenant.id)
         chance = story.world.chance
         self.ack = chance.choice(["queued", "delivered", "spooled"] if story.has_spool else ["queued", "delivered"])
         self.obeys_retry_after = chance.random() < 0.5
@@ -130,28 +130,41 @@ class _Tenant:
 
     async def answer_to(self, records: list[dict[str, str]]) -> Answer | None:
         """Return the answer; None: the client stops waiting, and the gateway goes on."""
-        fields = {"idempotency_key": f'"{self.tenant.id} {records[0]["data"]}"'} if self.has_keys else {}
         self.tokens.add(-len(records), self.story.world.now())
-        asking = asyncio.create_task(self.client.post(records, ack=self.ack, **fields))
+        asking = asyncio.create_task(self.client.post(records, ack=self.ack, **self.fields_of(records)))
         if await asyncio.wait({asking}, timeout=self.patience_seconds) != (set(), {asking}):
-            answer = await asking
-            if answer.status >= HTTPStatus.BAD_REQUEST:
-                self.tokens.add(len(records), self.story.world.now())
-                if answer.json()["title"] == OVER_RATE and self.tenant.id == "quiet":
-                    self.story.false += filter(None, [self.tokens.refused(self.story.world.now())])
+            answer: Answer = await asking
+            self.heard(answer, len(records))
             return answer
         self.story.left.append(asking)
         return None
 
+    def fields_of(self, records: list[dict[str, str]]) -> dict[str, str]:
+        """Return the header fields of a request."""
+        return {"idempotency_key": f'"{self.tenant.id} {records[0]["data"]}"'} if self.has_keys else {}
 
-class _GatewayStory:
+    def heard(self, answer: Answer, count: int) -> None:
+        """Note what an answer says of the tenant's rate."""
+        if answer.status < HTTPStatus.BAD_REQUEST:
+            return
+        self.tokens.add(count, self.story.world.now())
+        if answer.json()["title"] == OVER_RATE and self.tenant.id == "quiet":
+            self.story.false += filter(None, [self.tokens.refused(self.story.world.now())])
+
+
+class GatewayStory:
+    """The story; `connections/connections_story.py` puts a network between the clients and the gateway."""
+
+    seconds = STORY_SECONDS
+
     def __init__(self, world: World, disk: Disk, folder: Path) -> None:
         chance = world.chance
         self.world, self.disk = world, disk
-        self.until = min(STORY_SECONDS, world.less.seconds)
+        self.until = min(self.seconds, world.less.seconds)
         self.faults_on = world.drawn(PASSING_FAULTS, 0.2)
         self.has_spool = chance.random() < 0.4
         self.disk_faults = world.drawn((*DISK_FAULTS, SLOW_DISK), 0.4) if self.has_spool else []
+        self.network_names: list[str] = []
         self.false: list[str] = []
         self.kinesis = FakeKinesis({STREAM: chance.choice([1, 4])}, chance=chance.random)
         self.transport = FakeTransport(self.kinesis, latency_seconds=chance.choice([0.002, 0.05]))
@@ -178,8 +191,20 @@ class _GatewayStory:
         self.made, self.most_records = 0, chance.choice(MOST_RECORDS)
         # Requests whose clients have stopped waiting.
         self.left: list[asyncio.Task[Answer]] = []
-        speeds = [QUIET_PER_SECOND, *(chance.choice([200.0, 2_000.0, 10_000.0]) for _ in noisy)]
-        self.tenants = [_Tenant(self, tenant, speed) for tenant, speed in zip(tenants, speeds, strict=True)]
+        self.tenants = self.clients_of(tenants)
+
+    def clients_of(self, tenants: list[Tenant]) -> list[GatewayTenant]:
+        """Return the clients of each tenant, the quiet one first."""
+        chance = self.world.chance
+        speeds = [QUIET_PER_SECOND, *(chance.choice([200.0, 2_000.0, 10_000.0]) for _ in tenants[1:])]
+        return [GatewayTenant(self, tenant, speed) for tenant, speed in zip(tenants, speeds, strict=True)]
+
+    async def network_faults(self) -> None:
+        """Do nothing: without a network there are none."""
+
+    async def disconnected(self) -> list[str]:
+        """Close all connections, and return what is false of them."""
+        return []
 
     def record(self) -> dict[str, str]:
         self.made += 1
@@ -207,6 +232,7 @@ class _GatewayStory:
                 _ = tasks.create_task(self.faults(self.until))
                 _ = tasks.create_task(self.disk.trouble(self.disk_faults, self.world, self.until))
                 _ = tasks.create_task(self.world.befall(self.until))
+                _ = tasks.create_task(self.network_faults())
                 for tenant in self.tenants:
                     _ = tasks.create_task(tenant.post_until(self.until))
             self.kinesis.faults.clear()
@@ -220,6 +246,7 @@ class _GatewayStory:
             ready = await Client(self.gateway).get("/readyz")
             if ready.status != HTTPStatus.OK:
                 false.append(f"not ready after the last fault: {ready.body[:300]!r}")
+            false += await self.disconnected()
         return false + self.violations()
 
     def violations(self) -> list[str]:
@@ -255,19 +282,18 @@ class _GatewayStory:
         return false
 
 
-def run_gateway_story(seed: int, less: Less = WHOLE) -> Run:
+def run_gateway_story(seed: int, less: Less = WHOLE, story: type[GatewayStory] = GatewayStory) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
     with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
-        return run_in_world(lambda: _run(World(seed, less), disk, Path(folder)))
+        return run_in_world(lambda: _run(story(World(seed, less), disk, Path(folder))))
 
 
-async def _run(world: World, disk: Disk, folder: Path) -> Run:
-    story = _GatewayStory(world, disk, folder)
+async def _run(story: GatewayStory) -> Run:
     false = await story.tell()
     outcomes = Counter(
         {f"{each.tenant.id[:5]} {status}": count for each in story.tenants for status, count in each.answers.items()}
     )
-    faults = story.faults_on + story.disk_faults + world.own_faults
+    faults = story.faults_on + story.disk_faults + story.network_names + story.world.own_faults
     requests = len(story.transport.requests)
-    return Run(faults, world.now(), story.made, requests, outcomes, false, *world_loop().trace())
+    return Run(faults, story.world.now(), story.made, requests, outcomes, false, *world_loop().trace())

@@ -23,6 +23,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline import retrier
 from kpl_core.pipeline.classification import TABLE, Case, Row, classify
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused
+from tests.world.connections.connections_story import run_connections_story
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Run
 from tests.world.letters_story import run_letters_story
@@ -38,6 +39,7 @@ STORIES: Mapping[str, Callable[[int, Less], Run]] = {
     "gateway": run_gateway_story,
     "workers": run_workers_story,
     "dead letters": run_letters_story,
+    "connections": run_connections_story,
 }
 OUTCOMES, BREAKER, ANSWERS = "what an outcome means", "the circuit breaker", "why a request is refused"
 # The decision tables of the product, and the names of their rows.
