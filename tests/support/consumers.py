@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kpl_core import UserRecord, decode
@@ -86,7 +87,7 @@ def read_stream(kinesis: FakeKinesis, stream: str, *, now: float) -> Reading:
     for stored, is_kept in _judged(kinesis, stream, now=now):
         found = reading.kept if is_kept else reading.dropped
         found.update((record.partition_key, bytes(record.data)) for record in _user_records_in(stored))
-        if (inside := decode(stored.data)) is not None:
+        if (inside := _decoded(stored.data)) is not None:
             reading.aggregates.append([hash_key_of(record) for record in inside])
     return reading
 
@@ -101,7 +102,7 @@ def _judged(kinesis: FakeKinesis, stream: str, *, now: float) -> Iterator[tuple[
     ranges = _ranges(kinesis, stream, now=now)
     for stored in kinesis.records(stream):
         first, last = ranges[stored.shard_id]
-        yield stored, all(first <= hash_key_of(record) <= last for record in decode(stored.data) or ())
+        yield stored, all(first <= hash_key_of(record) <= last for record in _decoded(stored.data) or ())
 
 
 def _ranges(kinesis: FakeKinesis, stream: str, *, now: float) -> dict[str, tuple[int, int]]:
@@ -110,11 +111,15 @@ def _ranges(kinesis: FakeKinesis, stream: str, *, now: float) -> dict[str, tuple
     return {shard.shard_id: (shard.starting_hash_key, shard.ending_hash_key) for shard in shards}
 
 
+# A consumer's answers about one stream decode its records several times.
+_decoded = lru_cache(maxsize=1_024)(decode)
+
+
 def _user_records_in(stored: StoredRecord) -> tuple[UserRecord, ...]:
-    inside = decode(stored.data)
+    inside = _decoded(stored.data)
     return (UserRecord(stored.partition_key, stored.data),) if inside is None else tuple(inside)
 
 
-def _reads_of(stored: StoredRecord) -> Iterator[Read]:
-    for record in _user_records_in(stored):
-        yield Read(stored.shard_id, stored.sequence_number, record.partition_key, bytes(record.data))
+def _reads_of(stored: StoredRecord) -> list[Read]:
+    shard_id, number = stored.shard_id, stored.sequence_number
+    return [Read(shard_id, number, record.partition_key, bytes(record.data)) for record in _user_records_in(stored)]

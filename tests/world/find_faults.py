@@ -5,6 +5,7 @@ fault has a process of its own, which imports the changed text in place of the f
 """
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -86,6 +87,7 @@ def found(fault: KnownFault, seconds: float) -> str:
     """Put a fault into this process, and return the columns about the first run that is false; "" for none."""
     logging.disable()
     _ = import_changed(fault.path, changed_text(fault))
+    gc.freeze()
     _ = signal.signal(signal.SIGPROF, _end_run)
     seed, began = 1, time.process_time()
     while time.process_time() - began < seconds:

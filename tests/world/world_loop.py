@@ -12,6 +12,7 @@ The order of sets of strings depends on the interpreter's hash seed. `python -m 
 """
 
 import asyncio
+import gc
 import os
 import selectors
 import signal
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from struct import pack
 from types import FrameType
 from typing import Any, TypeVar
 from zlib import crc32
@@ -32,6 +34,8 @@ HASH_SEED = "0"
 EPOCH = 1_800_000_000.0
 # No story is as long as a day. At one instant, a busy gateway makes some hundred steps.
 MOST_SECONDS, MOST_STEPS_AT_AN_INSTANT = 86_400.0, 100_000
+# As the gateway sets it (`ingest/serving.py`): searching for cycles took a fifth of a run.
+GARBAGE_THRESHOLD = (50_000, 20, 20)
 
 
 class WorldStopped(BaseException):
@@ -72,7 +76,7 @@ class _ClockSelector(selectors.BaseSelector):
         if self.now > MOST_SECONDS or self._steps_at_now > MOST_STEPS_AT_AN_INSTANT:
             message = f"the run does not end: {self.steps:,} steps, {self._steps_at_now:,} of them at {self.now} s"
             raise WorldStopped(message)
-        self.trace = crc32(repr(self.now).encode(), self.trace)
+        self.trace = crc32(pack("<d", self.now), self.trace)
         return []
 
     def get_map(self) -> Mapping[_FileObject, selectors.SelectorKey]:
@@ -122,6 +126,7 @@ def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
         asyncio.Runner(loop_factory=lambda: loop) as runner,
         pytest.MonkeyPatch.context() as patch,
         _alarms_raised_by(loop),
+        _seldom_collected(),
     ):
         patch.setattr(time, "time", loop.wall_clock)
         patch.setattr(time, "monotonic", loop.time)
@@ -129,6 +134,17 @@ def run_in_world(main: Callable[[], Coroutine[Any, Any, Returned]]) -> Returned:
         patch.setattr(time, "process_time", lambda: 0.0)
         patch.setattr(time, "thread_time", lambda: 0.0)
         return runner.run(main())
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Search for cycles less often in this block."""
+    before = gc.get_threshold()
+    gc.set_threshold(*GARBAGE_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextmanager
