@@ -393,11 +393,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Start the request that waits behind an answer."""
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
         if self.waiting:
             self._run(*self.waiting.pop())
         else:
             self.become_idle()
+        self.read_on()
+
+    def read_on(self) -> None:
+        """Read again, unless requests wait: each answer would let in more of them."""
+        if not self.waiting:
+            self.flow.resume_reading()
 
     def start_of(self, status: int) -> bytes:
         """Return the first bytes of an answer."""

@@ -236,6 +236,9 @@ class Http1Port(Protocol):
     def start_of(self, status: int) -> bytes:
         """Return the first bytes of an answer."""
 
+    def read_on(self) -> None:
+        """Read again, unless requests wait behind this one."""
+
     def answered(self) -> None:
         """Note that an answer is complete."""
 
@@ -272,7 +275,7 @@ class Http1Cycle(RequestCycle):
         """Read the connection again, also if a request waits behind this one."""
         port = self._port
         if port.flow.read_paused and not port.transport.is_closing():
-            port.flow.resume_reading()
+            port.read_on()
 
     def writable(self) -> Awaitable[None] | None:
         """Wait for a client that does not read."""

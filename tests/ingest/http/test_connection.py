@@ -259,6 +259,22 @@ async def test_a_large_body_that_was_taken_does_not_stop_the_reading():
     connection.connection_lost(None)
 
 
+async def test_a_connection_is_not_read_while_a_request_waits():
+    """Each answer let in two more requests, so that hundreds waited behind the first."""
+    paused: list[bool] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        _ = await receive()
+        paused.append(connection.flow.read_paused)
+        await answer(b"", status=204)(scope, receive, send)
+
+    connection, _ = connect(application)
+    connection.data_received(3 * GET)
+    await asyncio.sleep(1)
+    assert paused == [True, True, False]
+    connection.connection_lost(None)
+
+
 def received(connection: Any, data: bytes) -> int:
     """Let a connection receive these bytes as a loop does; return how large the buffer for them was."""
     buffer = connection.get_buffer(-1)

@@ -13,6 +13,7 @@ from tests.support.gateway_scene import Answer
 
 # What the kernels of both ends hold of an answer, and where asyncio tells a connection to write no more.
 KERNEL_BYTES, HIGH_WATER_BYTES = 16_384, 65_536
+_REQUEST, _ANSWER = b" HTTP/1.1\r\n", b"HTTP/1.1 "
 # A head that does not arrive in time is answered before its request is complete.
 UNASKED = 408
 
@@ -28,7 +29,9 @@ class GatewayEnd(asyncio.Transport):
         super().__init__({"peername": ("192.0.2.1", 1), "sockname": ("192.0.2.2", 80)})
         self._connection = connection
         self._unsent: deque[bytes] = deque()
-        self.unsent_bytes = 0
+        self.unsent_bytes = self.most_unsent_bytes = 0
+        # Those that the gateway has read and not answered.
+        self.open_requests = self.most_open_requests = 0
         self._is_paused = self._is_closing = self._is_reading_paused = self._is_lost = False
         self._arrived: deque[bytes | None] = deque()
         self.protocol: Any = None
@@ -38,9 +41,11 @@ class GatewayEnd(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_lost:
             return
+        self.open_requests -= bytes(data).count(_ANSWER)
         self._unsent.append(bytes(data))
         self.unsent_bytes += len(data)
         self.flush()
+        self.most_unsent_bytes = max(self.most_unsent_bytes, self.unsent_bytes)
         if self.unsent_bytes > HIGH_WATER_BYTES and not self._is_paused:
             self._is_paused = True
             self.protocol.pause_writing()
@@ -95,6 +100,8 @@ class GatewayEnd(asyncio.Transport):
                 self.protocol.eof_received()
                 self.close()
                 return
+            self.open_requests += data.count(_REQUEST)
+            self.most_open_requests = max(self.most_open_requests, self.open_requests)
             view = self.protocol.get_buffer(len(data))
             size = min(len(view), len(data))
             view[:size] = data[:size]
@@ -122,10 +129,11 @@ class WorldConnection:
         self.loop = asyncio.get_running_loop()
         self.seconds = seconds
         self.is_open, self.is_reading = True, True
+        # Whether several requests are under way at a time.
+        self.is_shared = self._is_gone = False
         # What happens to the bytes that arrive: nothing, never; and the next answer arrives in part.
         self.is_black_hole = self.cuts_next = False
         self.false: list[str] = []
-        self.most_unsent_bytes = 0
         self.end = GatewayEnd(self)
         self._waiting: deque[asyncio.Future[Answer]] = deque()
         self._answer = bytearray()
@@ -159,19 +167,25 @@ class WorldConnection:
         return await answer
 
     def leave(self, *, reset: bool) -> None:
-        """Close the client's end: with the last bytes in their order, or at once."""
+        """Close the client's end: at once, or behind what it has sent.
+
+        A client that does not read closes only its half then, and never reads.
+        """
         if reset:
-            self._break(ConnectionResetError())
-        else:
-            self._send(None)
-            self._lost()
+            self.break_off()
+            return
+        self._send(None)
+        self._lost(is_gone=self.is_reading)
 
     def break_off(self) -> None:
         """Break the connection at both ends."""
-        self._break(ConnectionResetError())
+        self.end.lose(ConnectionResetError())
+        self._lost()
 
     def read(self, *, on: bool) -> None:
         """Read answers from now on, or stop to read them."""
+        if not self.is_open:
+            return
         self.is_reading = on
         if on:
             for _ in range(len(self._back)):
@@ -180,7 +194,7 @@ class WorldConnection:
 
     def room(self) -> float:
         """Return how many bytes the gateway's end can get rid of."""
-        if self.is_reading or not self.is_open:
+        if self.is_reading or self._is_gone:
             return float("inf")
         return KERNEL_BYTES - self._back_bytes
 
@@ -199,7 +213,6 @@ class WorldConnection:
         data = self._there.popleft()
         if not self.is_black_hole:
             self.end.arrive(data)
-            self.most_unsent_bytes = max(self.most_unsent_bytes, self.end.unsent_bytes)
 
     def _arrive_back(self) -> None:
         if not self.is_reading or not self._back:
@@ -235,12 +248,8 @@ class WorldConnection:
             if fields.get("connection") == "close":
                 self._lost()
 
-    def _break(self, error: Exception) -> None:
-        self.end.lose(error)
-        self._lost()
-
-    def _lost(self) -> None:
-        self.is_open = False
+    def _lost(self, *, is_gone: bool = True) -> None:
+        self.is_open, self._is_gone = False, is_gone
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(ConnectionLost())
