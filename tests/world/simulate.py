@@ -82,7 +82,8 @@ def main() -> int:
                     failures.append(f"with less: {command_of(name, seed, shrunk(name, seed, less, latest))}")
             seed += 1
     per_minute = 60.0 * sum(run.records for run in runs) / (time.process_time() - began)
-    sys.stdout.write(f"{summary(runs)}\n{per_minute:,.0f} records per minute of CPU time\n{rows_reached(reached)}\nThe first seed is {given.seed}.\n")
+    lines = [summary(runs), f"{per_minute:,.0f} records per minute of CPU time", rows_reached(reached)]
+    sys.stdout.write("\n".join([*lines, f"The first seed is {given.seed}.\n"]))
     sys.stderr.write("".join(f"{failure}\n" for failure in failures))
     return 1 if failures else 0
 

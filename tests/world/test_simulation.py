@@ -26,6 +26,7 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.record_counts import Counts
 from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals
+from tests.world.connections.connections_story import run_connections_story
 from tests.world.gateway_story import run_gateway_story
 from tests.world.invariants import Ledger, Run, conserved, delivered_is_stored, one_result_each, report_equals_results
 from tests.world.letters_story import run_letters_story
@@ -52,6 +53,13 @@ def test_nothing_is_false_of_a_run(run, seed):
 @pytest.mark.parametrize("seed", [137, 294, 1041, 3111, 700124, 800143])
 def test_what_a_run_of_the_gateway_has_found_stays_corrected(seed):
     assert run_gateway_story(seed).false == []
+
+
+# Requests without waiting: hundreds of a connection were read before the first was answered (1). And one that had
+# closed its side, with more unread than a buffer holds, kept its connection for good (34).
+@pytest.mark.parametrize("seed", [1, 34])
+def test_what_a_run_of_connections_has_found_stays_corrected(seed):
+    assert run_connections_story(seed).false == []
 
 
 def test_a_tenant_that_returns_to_a_worker_has_no_share_of_an_earlier_time():

@@ -177,13 +177,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         """
         is_waiting = self.is_answering() and not self.cycle.more_body
         if not is_waiting or self.transport.get_extra_info("sslcontext") is not None:
+            # The client may never read what was written.
+            self.flow.close()
             return False
         self.cycle.keep_alive = False
         return True
 
     def pause_writing(self) -> None:
-        """Note that the client does not read."""
+        """Note that the client does not read, for which it has some time."""
         self.flow.pause_writing()
+        self.flow.abort_unless_read()
 
     def resume_writing(self) -> None:
         """Note that the client reads."""

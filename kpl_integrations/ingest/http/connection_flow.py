@@ -13,18 +13,23 @@ USUAL_BYTES: Final = 262_144
 PIPELINED_BYTES: Final = 16_384
 LINGER_SECONDS: Final = 30.0
 """How long a closed connection stays for a client that does not take what was written."""
+SEND_SECONDS: Final = 30.0
+"""A client that takes less than `LEAST_BYTES` of what was written in this time does not get the rest."""
+LEAST_BYTES: Final = 1_024
 
 
 class ConnectionFlow:
-    """The transport reads if neither a request nor a turn pauses it."""
+    """The transport reads if neither a request nor a turn pauses it. It has a bound on slow clients."""
 
-    __slots__ = ("_transport", "_writable", "is_held", "read_paused", "write_paused")
+    __slots__ = ("_reading_timer", "_transport", "_writable", "is_held", "read_paused", "write_paused")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.is_held = self.read_paused = self.write_paused = False
         self._writable = asyncio.Event()
         self._writable.set()
+        # Runs while the client does not read.
+        self._reading_timer: asyncio.TimerHandle | None = None
 
     def pause_reading(self) -> None:
         """Pause for a request: it has bytes enough, or waits for the answer to another."""
@@ -63,11 +68,28 @@ class ConnectionFlow:
         """Note that the client reads, or has disconnected."""
         self.write_paused = False
         self._writable.set()
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+    def abort_unless_read(self) -> None:
+        """Abort the connection if its client takes nearly nothing for `SEND_SECONDS` until `resume_writing`."""
+        unsent = self._transport.get_write_buffer_size()
+        self._reading_timer = asyncio.get_running_loop().call_later(SEND_SECONDS, self._look_at_reading, unsent)
+
+    def _look_at_reading(self, unsent_before: int) -> None:
+        if unsent_before - self._transport.get_write_buffer_size() < LEAST_BYTES:
+            self._transport.abort()
+        else:
+            self.abort_unless_read()
 
     def close(self) -> None:
         """Close the connection when the client has taken what was written, or after `LINGER_SECONDS`."""
+        if self._transport.is_closing():
+            return
+        unsent = self._transport.get_write_buffer_size()
         self._transport.close()
-        if self._transport.get_write_buffer_size():
+        if unsent:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
 
     async def writable(self) -> None:

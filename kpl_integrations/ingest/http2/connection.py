@@ -38,6 +38,7 @@ from hpack import HPACKError, NeverIndexedHeaderTuple
 from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.http.answers import Headers, goaway, refusing
 from kpl_integrations.ingest.http.connection import HttpConnection
+from kpl_integrations.ingest.http.connection_flow import SEND_SECONDS
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER
 from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_cycle import application_for
@@ -48,7 +49,7 @@ from kpl_integrations.ingest.http2.frames import (
     MOST_TABLE_BYTES,
     server_frames,
 )
-from kpl_integrations.ingest.http2.sending import SEND_SECONDS, AnswerSender
+from kpl_integrations.ingest.http2.sending import AnswerSender
 from kpl_integrations.ingest.http2.share import MOST_STREAMS, ConnectionShare
 from kpl_integrations.ingest.http2.stream import Http2Stream, has_missing_body, scope_of
 
@@ -149,6 +150,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.reader.close()
         self._end_streams()
         self._stop_timer()
+
+    def eof_received(self) -> None:
+        """Close the connection: its client sends no more, and may never read what was written."""
+        self.flow.close()
 
     def pause_writing(self) -> None:
         """Read no more from a client that does not read: frames ask for answers."""

@@ -12,9 +12,8 @@ from typing import Final
 from h2.connection import H2Connection
 from h2.exceptions import ProtocolError
 
-SEND_SECONDS: Final = 30.0
-"""A client that takes less than `LEAST_BYTES` of an answer in this time does not get the rest."""
-LEAST_BYTES: Final = 1_024
+from kpl_integrations.ingest.http.connection_flow import LEAST_BYTES, SEND_SECONDS
+
 _MOST_FRAME_BYTES: Final = 16_384
 # What is given to the transport at once. It then says whether the client reads.
 _FLUSH_BYTES: Final = 65_536

@@ -10,7 +10,13 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from kpl_integrations.ingest.http.connection import HttpConnection
-from kpl_integrations.ingest.http.connection_flow import PIPELINED_BYTES, USUAL_BYTES
+from kpl_integrations.ingest.http.connection_flow import (
+    LEAST_BYTES,
+    LINGER_SECONDS,
+    PIPELINED_BYTES,
+    SEND_SECONDS,
+    USUAL_BYTES,
+)
 from kpl_integrations.ingest.http.request_head import SERVER
 from tests.ingest.wire import Wire
 from tests.support.virtual_time import Backend, virtual_time_backend
@@ -215,6 +221,34 @@ async def test_a_client_that_does_not_read_stops_the_application():
     await asyncio.sleep(1)
     # What it sends now goes nowhere.
     assert sent == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("read_bytes", "is_aborted"), [(0, True), (LEAST_BYTES - 1, True), (LEAST_BYTES, False)])
+async def test_a_client_that_takes_too_little_of_its_answers_is_cut_off(read_bytes, is_aborted):
+    """One held its connection for good, with a small answer behind others that it did not read."""
+    connection, wire = connect(answer(b"", status=204))
+    wire.unread_bytes = 100_000
+    connection.pause_writing()
+    connection.data_received(GET)
+    await asyncio.sleep(SEND_SECONDS - 1.0)
+    wire.unread_bytes -= read_bytes
+    assert not wire.aborted
+    await asyncio.sleep(2.0)
+    assert wire.aborted is is_aborted
+    await asyncio.sleep(SEND_SECONDS)
+    assert wire.aborted
+    connection.connection_lost(None)
+
+
+async def test_a_client_that_closes_its_side_and_never_reads_is_cut_off():
+    connection, wire = connect(answer(b"", status=204))
+    connection.data_received(GET)
+    await asyncio.sleep(1)
+    wire.unread_bytes = 1_000
+    connection.eof_received()
+    await asyncio.sleep(LINGER_SECONDS + 1.0)
+    assert wire.aborted
+    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from h2.events import DataReceived, StreamEnded
 from h2.settings import SettingCodes
 from hypothesis import given, strategies as st
 
+from kpl_integrations.ingest.http.connection_flow import LEAST_BYTES, SEND_SECONDS
 from kpl_integrations.ingest.http2.frames import server_frames
-from kpl_integrations.ingest.http2.sending import LEAST_BYTES, SEND_SECONDS, AnswerSender
+from kpl_integrations.ingest.http2.sending import AnswerSender
 
 FIELDS = [(":method", "GET"), (":scheme", "http"), (":authority", "x"), (":path", "/")]
 

@@ -18,7 +18,7 @@ _REQUEST, _ANSWER = b" HTTP/1.1\r\n", b"HTTP/1.1 "
 UNASKED = 408
 
 
-class ConnectionLost(Exception):
+class ConnectionLost(Exception):  # noqa: N818 - as the names of what a connection does
     """The connection has ended, and a request has no answer."""
 
 
@@ -233,7 +233,9 @@ class WorldConnection:
         self._answer += data
         while (head := self._answer.find(b"\r\n\r\n")) >= 0:
             lines = self._answer[:head].split(b"\r\n")
-            fields = {name.decode(): value.strip().decode() for name, _, value in (x.partition(b":") for x in lines[1:])}
+            fields = {
+                name.decode(): value.strip().decode() for name, _, value in (x.partition(b":") for x in lines[1:])
+            }
             end = head + 4 + int(fields["content-length"])
             if len(self._answer) < end:
                 return
