@@ -6,14 +6,20 @@ cut left.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from kpl_core import Config, DeadLetterOptions, Producer, ProducerReport
 from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, Redriver
 from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool
+from kpl_core.durability.spool.tables import StoredLetter
 from kpl_core.records.record_result import INCURABLE
 from kpl_integrations.cli.spool_file.dead_letters import _pace, _put_into, options_of
 from tests.world.disk import Disk
@@ -49,6 +55,8 @@ class LettersStory(SpoolStory):
             max_redrives=chance.choice([None, None, 2]),
         )
         self.fails_if_throttled = chance.random() < 0.3
+        # How often the producer has sent each letter.
+        self.redriven: Counter[int] = Counter()
 
     def config(self, path: Path) -> Config:
         config = dataclasses.replace(super().config(path), fail_if_throttled=self.fails_if_throttled)
@@ -56,6 +64,24 @@ class LettersStory(SpoolStory):
             return dataclasses.replace(config, dead_letters=self.letters)
         own = msgspec.structs.replace(self.letters, path=path)
         return dataclasses.replace(config, spool=None, dead_letters=own)
+
+    @contextlib.contextmanager
+    def counted_redrives(self) -> Iterator[None]:
+        """Count the letters that are sent in this block."""
+        put_one = Redriver._put_one  # noqa: SLF001 - the one place that sends
+
+        def counted_put_one(redriver: Redriver, stored: StoredLetter, *arguments: Any) -> None:
+            put_one(redriver, stored, *arguments)
+            # Otherwise the producer took no more records.
+            self.redriven[stored.number] += stored.number in redriver._in_flight  # noqa: SLF001
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Redriver, "_put_one", counted_put_one)
+            yield
+
+    async def tell(self) -> None:
+        with self.counted_redrives():
+            await super().tell()
 
     async def settled(self, producer: Producer) -> list[str]:
         """Wait until the letters are delivered that a retry can cure."""
@@ -81,6 +107,10 @@ class LettersStory(SpoolStory):
             there = sum(letters.count(EVERY_LETTER).values())
         if there != report.dead_lettered:
             self.false.append(f"{there} letters in the file, and {report}")
+        most = self.letters.max_redrives
+        # Otherwise the disk may not have taken that one was sent.
+        if most is not None and not self.disk_faults and max(self.redriven.values(), default=0) > most:
+            self.false.append(f"max_redrives is {most}, and letters were sent so often: {self.redriven.most_common(3)}")
         if (failed := report.failed_total) and not self.disk_faults:
             self.false.append(f"{failed} failed and are no letters, and the disk had no fault: {dict(report.failed)}")
 

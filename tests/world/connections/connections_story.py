@@ -192,7 +192,7 @@ class ConnectionsStory(GatewayStory):
         false: list[str] = []
         network = self.network
         for connection in list(network.server.connections):
-            connection.shutdown()  # type: ignore[union-attr] # uvicorn knows its own protocols
+            connection.shutdown()
         await asyncio.sleep(LAST_SECONDS)
         if network.server.connections or network.server.tasks:
             false.append(f"{len(network.server.connections)} connections, {len(network.server.tasks)} tasks are left")
