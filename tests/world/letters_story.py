@@ -52,7 +52,7 @@ class LettersStory(SpoolStory):
             redrive=self.redrives,
             redrive_base_seconds=chance.choice([0.5, 5.0]),
             redrive_cap_seconds=20.0,
-            max_redrives=chance.choice([None, None, 2]),
+            max_redrives=chance.choice([None, 1, 2]),
         )
         self.fails_if_throttled = chance.random() < 0.3
         # How often the producer has sent each letter.

@@ -30,8 +30,8 @@ NETWORK_FAULTS: Final = (BROKEN, CUT, BLACK_HOLES, SLOW_READERS, SLOW_SENDERS)
 PER_SECOND = 5_000.0
 # No client waits for longer: its connection may be a black hole.
 LONGEST_WAIT_SECONDS = 20.0
-# The largest answer, and as much again for what a connection writes before it looks at its buffer.
-MOST_UNSENT_BYTES = HIGH_WATER_BYTES + 65_536
+# The buffer may be nearly full when two answers are written, of 50 records each.
+MOST_UNSENT_BYTES = HIGH_WATER_BYTES + 16_384
 # One that is answered, and one that waits behind it.
 MOST_OPEN_REQUESTS = 2
 # After the longest time for which a connection stays open without a request, or for a client that does not read.
@@ -46,7 +46,7 @@ class Network:
         # Of its own, as for the pauses of a world.
         self.chance = random.Random(f"network of {world.seed}")
         without = world.less.without
-        self.faults = [name for name in NETWORK_FAULTS if self.chance.random() < 0.3 and name not in without]
+        self.faults = [name for name in NETWORK_FAULTS if self.chance.random() < 0.4 and name not in without]
         self.seconds = self.chance.choice([0.0001, 0.02])
         self._gateway = gateway
         self.connections: list[WorldConnection] = []
@@ -92,7 +92,7 @@ class Network:
         elif connection.is_reading:
             connection.read(on=False)
             loop = asyncio.get_running_loop()
-            loop.call_later(self.chance.choice([0.5, 5.0, 15.0, 1_000.0]), lambda: connection.read(on=True))
+            loop.call_later(self.chance.choice([0.5, 5.0, 1_000.0]), lambda: connection.read(on=True))
 
 
 class NetworkClient:
