@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import randrange
 from typing import Any
 from zlib import crc32
@@ -31,7 +31,7 @@ from tests.world.letters_story import run_letters_story
 from tests.world.network import WHOLE, Less
 from tests.world.producer_story import run_story
 from tests.world.spool_story import run_spool_story
-from tests.world.workers.workers_story import run_workers_story
+from tests.world.workers.workers_story import run_gateways_story, run_workers_story
 from tests.world.world_loop import WorldStopped, fix_hash_seed
 
 STORIES: Mapping[str, Callable[[int, Less], Run]] = {
@@ -39,6 +39,7 @@ STORIES: Mapping[str, Callable[[int, Less], Run]] = {
     "spool": run_spool_story,
     "gateway": run_gateway_story,
     "workers": run_workers_story,
+    "gateways": run_gateways_story,
     "dead letters": run_letters_story,
     "connections": run_connections_story,
 }
@@ -72,7 +73,8 @@ def main() -> int:
     names = [given.story] if given.story else list(STORIES)
     began, runs, failures = time.process_time(), list[Run](), list[str]()
     seed = given.seed
-    with watched_tables() as reached:
+    # An interrupt ends the simulation, not its summary.
+    with watched_tables() as reached, suppress(KeyboardInterrupt):
         while not runs or time.process_time() - began < given.seconds:
             for name in names:
                 latest = run_of(name, seed, less)

@@ -204,13 +204,17 @@ class Crew:
         *,
         latency_seconds: float,
         weather: Weather,
+        stores: dict[str, WorldStore],
     ) -> None:
         self.world, self.kinesis, self.latency_seconds, self.weather = world, kinesis, latency_seconds, weather
         self.gateway_of = gateway_of
         self.processes: list[WorkerProcess] = []
-        self.stores: dict[str, WorldStore] = {}
-        self.crashed: Callable[[WorkerProcess], None] = lambda _: None
+        # By URL, of all gateways.
+        self.stores = stores
         self.supervisor = _WorldSupervisor(self, identities)
+
+    def crashed(self, process: WorkerProcess) -> None:
+        """Note that a process has ended without a word."""
 
     def next_pid(self) -> int:
         return 100 + len(self.processes)

@@ -1,7 +1,8 @@
-"""A gateway of several workers in the world, which share their tenants' rates by leases; all by one seed.
+"""Gateways of several workers in the world, which share their tenants' rates by leases; all by one seed.
 
 The workers, their supervisor and the sums of `/v1/stats` and `/metrics` are the real ones (`processes.py`).
-Requests of a tenant reach one worker or another. The store of the leases has one kind of fault, and workers crash.
+Requests of a tenant reach one worker or another. The store of the leases has one kind of fault, and workers crash. In
+one story there is one gateway; in the other there are two or three, which share the rates through one store.
 """
 
 import asyncio
@@ -18,11 +19,12 @@ from kpl_core.testing import FakeKinesis
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.tenants import Tenant
 from kpl_integrations.ingest.workers.link import SupervisorLink, WorkerIdentity
+from tests.support.consumers import read_everything
 from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
 from tests.world.invariants import Run, drained
 from tests.world.kinds_of_faults import KINDS, Kind
-from tests.world.network import CALM, WHOLE, Less, World
+from tests.world.network import CALM, WHOLE, Less, StoreLink, World, WorldStore
 from tests.world.service_faults import PASSING_FAULTS, arm
 from tests.world.workers.processes import CHANNEL_SECONDS, Crew, WorkerProcess, WorldChannel
 from tests.world.workers.shared_rates import SharedRates
@@ -58,7 +60,7 @@ def kind_of(store_fault: str | None, *, has_pauses: bool) -> Kind:
 class _Clients:
     """One tenant's clients, which move from worker to worker."""
 
-    def __init__(self, story: "_WorkersStory", tenant: Tenant, per_second: float) -> None:
+    def __init__(self, story: "WorkersStory", tenant: Tenant, per_second: float) -> None:
         self.story, self.tenant, self.per_second = story, tenant, per_second
         chance = story.world.chance
         self.ack = chance.choice(["queued", "delivered"])
@@ -72,7 +74,7 @@ class _Clients:
 
     def process(self) -> WorkerProcess | None:
         """Return where the next request goes; None while no worker takes requests."""
-        serving, chance, now = self.story.crew.serving(), self.story.world.chance, self.story.world.now()
+        serving, chance, now = self.story.serving(), self.story.world.chance, self.story.world.now()
         if self._process not in serving or now >= self._moves_at:
             self._process = chance.choice(serving) if serving else None
             self._moves_at = now + self.stays * chance.expovariate(1.0)
@@ -91,16 +93,19 @@ class _Clients:
         story = self.story
         records = [story.record() for _ in range(count)]
         data = [record["data"].encode() for record in records]
+        heard = story.gateways[0].heard
         for _ in range(2):
             process = self.process()
             if process is None:
-                story.heard.refused += data
+                # No worker takes requests.
+                heard.refused += data
                 return
+            heard = process.crew.heard
             answer = await story.call(process, self.tenant.id, records, self.ack)
             if answer is None:
-                story.heard.unknown += data
+                heard.unknown += data
                 return
-            if story.heard.take(self.tenant.id, answer, data):
+            if heard.take(self.tenant.id, answer, data):
                 self.accepted.append((story.world.now(), count))
                 return
             if answer.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
@@ -109,10 +114,68 @@ class _Clients:
             if retry_after > self.patience_seconds:
                 break
             await asyncio.sleep(retry_after)
-        story.heard.refused += data
+        heard.refused += data
 
 
-class _WorkersStory:
+class _Gateway(Crew):
+    """One gateway: its workers, what their clients heard, and its sums."""
+
+    def __init__(self, story: "WorkersStory", number: int, **options: Any) -> None:
+        self.story, self.number = story, number
+        folder = f"/world-{number}"
+        identities = [WorkerIdentity(worker=each, count=story.count, folder=folder) for each in range(story.count)]
+        super().__init__(story.world, story.kinesis, identities, self._gateway_of, **options)
+        self.heard = Heard()
+        self.sums = Sums(self.heard)
+        self.finished: Counter[str] = Counter()
+        self._spools: dict[int, Path] = {}
+
+    def _gateway_of(self, process: WorkerProcess, link: SupervisorLink) -> IngestGateway:
+        story, number, settings = self.story, process.identity.worker, dict(self.story.settings)
+        if story.has_spool:
+            settings["spool"] = self._spools.setdefault(number, story.folder / f"{self.number}-{number}.db")
+        story.rates.started(story.workers)
+
+        def hook(fact: Fact) -> None:
+            if isinstance(fact, RecordsFinished) and process.is_alive:
+                self.finished[fact.outcome] += fact.user_records
+
+        return IngestGateway(
+            load_settings(**settings),
+            story.directory,
+            transport=process.transport,
+            chance=story.world.chance.random,
+            supervisor=link,
+            hooks=(hook,),
+        )
+
+    def crashed(self, process: WorkerProcess) -> None:
+        """Count a death, and keep a copy of the spool as it is now."""
+        self.sums.deaths += 1
+        number = process.identity.worker
+        if number in self._spools:
+            path = self.story.folder / f"{self.number}-{number}-{self.sums.deaths}.db"
+            self._spools[number] = copy_of(self._spools[number], path)
+
+    async def recovered(self) -> list[str]:
+        """Return what is false when there are no faults any more: everything drains, and the sums are exact."""
+        false: list[str] = []
+        serving = self.serving()
+        if len(serving) != len({each.identity.worker for each in self.processes}):
+            false.append(f"{len(serving)} workers serve after the last fault")
+        for process in serving:
+            assert process.gateway is not None
+            false += await drained(process.gateway.producer)
+        for process in serving:
+            _ = await self.sums.ask(process)
+        return false + await self.sums.exact(serving, self.finished, has_spool=self.story.has_spool)
+
+
+class WorkersStory:
+    """The story. `most_gateways`: so many at most, and two at least if there may be several."""
+
+    most_gateways = 1
+
     def __init__(self, world: World, disk: Disk, folder: Path) -> None:
         chance = world.chance
         self.world, self.disk, self.folder = world, disk, folder
@@ -125,7 +188,12 @@ class _WorkersStory:
         self.interval = SLOW_INTERVAL if self.store_fault in _OF_CALLS else QUICK_INTERVAL
         self.until = min(max(STORY_SECONDS, STORY_INTERVALS * self.interval), world.less.seconds)
         self.kinesis = FakeKinesis({STREAM: chance.choice([1, 4])}, chance=chance.random)
-        count = chance.choice([2, 3])
+        self.count = chance.choice([2, 3])
+        several = random.Random(f"gateways of {world.seed}").randint(2, max(2, self.most_gateways))
+        gateways = several if self.most_gateways > 1 else 1
+        if gateways > 1:
+            self.count -= 1
+        self.workers = gateways * self.count
         burst_seconds = chance.choice([0.5, 2.0])
         rated = [f"rated-{number}" for number in range(min(chance.randint(1, 2), world.less.clients - 1))]
         rates = {name: chance.choice([100.0, 300.0]) for name in rated}
@@ -136,28 +204,24 @@ class _WorkersStory:
         )
         kind = kind_of(self.store_fault, has_pauses=world.has_pauses)
         self.rates = SharedRates(
-            rates, burst_seconds=burst_seconds, kind=kind, overshoot=count * PER_REQUEST, interval=self.interval
+            rates, burst_seconds=burst_seconds, kind=kind, overshoot=self.workers * PER_REQUEST, interval=self.interval
         )
-        self.settings = self._settings()
+        self.settings = self._settings(is_shared=gateways > 1)
         weather = KINDS[self.store_fault].weather if self.store_fault else CALM
-        identities = [WorkerIdentity(worker=number, count=count, folder="/world") for number in range(count)]
         latency_seconds = chance.choice([0.002, 0.05])
-        self.crew = Crew(
-            world, self.kinesis, identities, self._gateway_of, latency_seconds=latency_seconds, weather=weather
-        )
-        self.crew.crashed = self._crashed
-        self.heard = Heard()
-        self.sums = Sums(self.heard)
-        self.finished: Counter[str] = Counter()
+        stores: dict[str, WorldStore] = {}
+        self.gateways = [
+            _Gateway(self, number, latency_seconds=latency_seconds, weather=weather, stores=stores)
+            for number in range(gateways)
+        ]
         self.made, self.has_recovered = 0, False
-        self.spools: dict[int, Path] = {}
         quiet, *others, late = self.directory.tenants()
         self.clients = [_Clients(self, tenant, self._speed_of(tenant)) for tenant in (quiet, *others)]
         # It stays where it is, and waits as it is asked to: a retry time is reserved for its client.
         self.late = _Clients(self, late, 2.0 * LATE_RATE)
         self.late.stays = self.late.patience_seconds = math.inf
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, *, is_shared: bool) -> dict[str, Any]:
         chance = self.world.chance
         settings: dict[str, Any] = {
             "region": "us-east-1",
@@ -171,9 +235,9 @@ class _WorkersStory:
         }
         if self.has_spool:
             settings["spool_failure"] = chance.choice(["bypass", "refuse"])
-        if self.interval == SLOW_INTERVAL:
+        if is_shared or self.interval == SLOW_INTERVAL:
             # The leases of tenants have half the interval of those of shards.
-            settings |= {"coordination": "memory://world", "coordination_interval_seconds": 2.0 * SLOW_INTERVAL}
+            settings |= {"coordination": "memory://world", "coordination_interval_seconds": 2.0 * self.interval}
         return settings
 
     def _speed_of(self, tenant: Tenant) -> float:
@@ -181,30 +245,13 @@ class _WorkersStory:
             return 10.0
         return tenant.records_per_second * self.world.chance.choice([0.3, 2.0, 3.0])
 
-    def _gateway_of(self, process: WorkerProcess, link: SupervisorLink) -> IngestGateway:
-        number, settings = process.identity.worker, dict(self.settings)
-        if self.has_spool:
-            settings["spool"] = self.spools.setdefault(number, self.folder / f"{number}.db")
-        self.rates.started(process.identity.count)
+    def serving(self) -> list[WorkerProcess]:
+        """Return the processes of all gateways that take requests."""
+        return [process for gateway in self.gateways for process in gateway.serving()]
 
-        def hook(fact: Fact) -> None:
-            if isinstance(fact, RecordsFinished) and process.is_alive:
-                self.finished[fact.outcome] += fact.user_records
-
-        return IngestGateway(
-            load_settings(**settings),
-            self.directory,
-            transport=process.transport,
-            chance=self.world.chance.random,
-            supervisor=link,
-            hooks=(hook,),
-        )
-
-    def _crashed(self, process: WorkerProcess) -> None:
-        self.sums.deaths += 1
-        number = process.identity.worker
-        if number in self.spools:
-            self.spools[number] = copy_of(self.spools[number], self.folder / f"{number}-{self.sums.deaths}.db")
+    def links(self) -> list[StoreLink]:
+        """Return the ways of all living processes to their stores."""
+        return [link for gateway in self.gateways for link in gateway.links()]
 
     def record(self) -> dict[str, str]:
         self.made += 1
@@ -229,7 +276,7 @@ class _WorkersStory:
     async def crashes(self) -> None:
         while self.has_crashes:
             await asyncio.sleep(self.world.chance.expovariate(0.2))
-            serving = self.crew.serving()
+            serving = self.serving()
             if self.world.now() >= self.until:
                 return
             if serving:
@@ -241,9 +288,9 @@ class _WorkersStory:
             await asyncio.sleep(chance.expovariate(0.5 / self.interval))
             if world.now() >= self.until:
                 return
-            store = chance.choice(list(self.crew.stores.values()))
+            store = chance.choice(list(self.gateways[0].stores.values()))
             if self.store_fault == "a cut":
-                link = chance.choice(self.crew.links())
+                link = chance.choice(self.links())
                 link.is_cut = not link.is_cut
             elif self.store_fault == "a store that loses its last writes":
                 store.remember()
@@ -266,10 +313,10 @@ class _WorkersStory:
         """Ask any worker for the sum now and then."""
         while self.world.now() < self.until:
             await asyncio.sleep(self.world.chance.expovariate(0.5))
-            if serving := self.crew.serving():
+            if serving := self.serving():
                 process = self.world.chance.choice(serving)
-                _ = await self.sums.ask(process)
-                _ = await self.sums.scrape(process)
+                _ = await process.crew.sums.ask(process)
+                _ = await process.crew.sums.scrape(process)
 
     async def recounts(self) -> None:
         while not self.has_recovered:
@@ -280,10 +327,8 @@ class _WorkersStory:
 
     async def tell(self) -> list[str]:
         """Run the story, and return what is false."""
-        with self.crew.patched(), self.rates.watched():
-            started = asyncio.Event()
-            running = asyncio.create_task(self.crew.supervisor.run(started=started.set))
-            _ = await started.wait()
+        with self.gateways[0].patched(), self.rates.watched():
+            running = [await self._started(each) for each in self.gateways]
             recounting = asyncio.create_task(self.recounts())
             async with asyncio.TaskGroup() as tasks:
                 for part in (self.service_faults, self.crashes, self.store_faults, self.slow_supervisor):
@@ -295,17 +340,29 @@ class _WorkersStory:
                     _ = tasks.create_task(each.post_until(self.until))
             false = await self._after_faults()
             await recounting
-            self.crew.supervisor.stop()
-            last = (await running).stats
-            for process in self.crew.processes:
-                await process.end()
-        false += self.sums.final(last, self.kinesis, STREAM)
-        return false + self.sums.false
+            lasts = []
+            for gateway, running_gateway in zip(self.gateways, running, strict=True):
+                gateway.supervisor.stop()
+                lasts.append((await running_gateway).stats)
+                for process in gateway.processes:
+                    await process.end()
+        copies = [read.data for read in read_everything(self.kinesis, STREAM)]
+        for gateway, last in zip(self.gateways, lasts, strict=True):
+            false += gateway.sums.final(last, copies) + gateway.sums.false
+        return false
+
+    @staticmethod
+    async def _started(gateway: _Gateway) -> "asyncio.Task[Any]":
+        """Start a gateway, and return the task of its supervisor."""
+        started = asyncio.Event()
+        running = asyncio.create_task(gateway.supervisor.run(started=started.set))
+        _ = await started.wait()
+        return running
 
     async def _after_faults(self) -> list[str]:
         """Without faults the leases come back, everything drains, and the sums are exact."""
         self.kinesis.faults.clear()
-        for link in self.crew.links():
+        for link in self.links():
             link.is_cut, link.weather = False, CALM
         # What crashed last has its replacement.
         end = self.world.now() + max(RECOVERY_INTERVALS * self.interval, 15.0)
@@ -313,33 +370,37 @@ class _WorkersStory:
         got = sum(count for at, count in self.late.accepted if end - LAST_SECONDS <= at < end) / LAST_SECONDS
         self.has_recovered = True
         false = self.rates.violations()
-        serving = self.crew.serving()
-        if len(serving) != len({each.identity.worker for each in self.crew.processes}):
-            false.append(f"{len(serving)} workers serve after the last fault")
-        for process in serving:
-            assert process.gateway is not None
-            false += await drained(process.gateway.producer)
         if got < MOST_OF_RATE * LATE_RATE:
             false.append(f"a tenant gets {got:.0f}/s of its {LATE_RATE:.0f}/s after the last fault")
-        for process in serving:
-            await self.sums.ask(process)
-        false += await self.sums.exact(serving, self.finished, has_spool=self.has_spool)
+        for gateway in self.gateways:
+            false += await gateway.recovered()
         return false
 
 
-def run_workers_story(seed: int, less: Less = WHOLE) -> Run:
+class GatewaysStory(WorkersStory):
+    """The same with several gateways, which share the rates through one store."""
+
+    most_gateways = 3
+
+
+def run_workers_story(seed: int, less: Less = WHOLE, story: type[WorkersStory] = WorkersStory) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
     with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
-        return run_in_world(lambda: _run(World(seed, less), disk, Path(folder)))
+        return run_in_world(lambda: _run(story(World(seed, less), disk, Path(folder))))
 
 
-async def _run(world: World, disk: Disk, folder: Path) -> Run:
-    story = _WorkersStory(world, disk, folder)
+def run_gateways_story(seed: int, less: Less = WHOLE) -> Run:
+    """Run the story of a seed with several gateways."""
+    return run_workers_story(seed, less, GatewaysStory)
+
+
+async def _run(story: WorkersStory) -> Run:
     false = await story.tell()
     own = [story.store_fault] if story.store_fault else []
     own += [CRASHES] * story.has_crashes + [SLOW_SUPERVISOR] * story.is_supervisor_slow
-    faults = [*story.faults_on, *story.disk_faults, *own, *world.own_faults]
-    requests = sum(len(each.transport.requests) for each in story.crew.processes)
-    outcomes = Counter({f"worker {status}": count for status, count in story.heard.answers.items()})
-    return Run(faults, world.now(), story.made, requests, outcomes, false, *world_loop().trace())
+    faults = [*story.faults_on, *story.disk_faults, *own, *story.world.own_faults]
+    requests = sum(len(each.transport.requests) for gateway in story.gateways for each in gateway.processes)
+    answers = sum((gateway.heard.answers for gateway in story.gateways), Counter[int]())
+    outcomes = Counter({f"worker {status}": count for status, count in answers.items()})
+    return Run(faults, story.world.now(), story.made, requests, outcomes, false, *world_loop().trace())
