@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from kpl_core.coordination import CoordinationStore
 from kpl_core.durability.breaker_gate import WHOLE_STREAM, BreakerGate
-from kpl_core.durability.dead_letters import Redriver
+from kpl_core.durability.dead_letters import Redriver, dead_letter_queue
 from kpl_core.durability.durable_ledger import DurableLedger
 from kpl_core.durability.spool.claims import Claimed
 from kpl_core.durability.spool.group_commit import CommitRequest, SpoolWriter, _merged
@@ -23,6 +24,7 @@ from kpl_core.producer.report import ProducerReport
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.record_counts import Counts
 from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals
@@ -34,7 +36,8 @@ from tests.world.network import WHOLE
 from tests.world.producer_story import run_story
 from tests.world.simulate import STORIES, summary
 from tests.world.spool_story import run_spool_story
-from tests.world.workers.workers_story import run_workers_story
+from tests.world.workers.processes import PROCESS, Crew
+from tests.world.workers.workers_story import run_gateways_story, run_workers_story
 
 FIXED = range(1, 6)
 # The seeds in which a fault that was put in must be seen.
@@ -166,6 +169,39 @@ def test_a_lowered_share_of_a_tenants_rate_that_is_not_applied_is_seen(monkeypat
 
     monkeypatch.setattr(TenantQuota, "set_rates", raise_rates)
     assert "rates in force" in " ".join(found_from(1, run_workers_story))
+
+
+def test_gateways_that_do_not_share_their_tenants_rates_are_seen(monkeypatch):
+    open_store = Crew.open_store
+
+    async def open_own_store(self: Crew, url: str, **options: Any) -> CoordinationStore:
+        return await open_store(self, f"{url} {id(PROCESS.get().crew)}", **options)
+
+    monkeypatch.setattr(Crew, "open_store", open_own_store)
+    assert "tenants' rates in force" in found_from(1, run_gateways_story)[0]
+
+
+def test_letters_that_are_redriven_once_too_often_are_seen(monkeypatch):
+    redrive_at = dead_letter_queue.redrive_at
+    monkeypatch.setattr(
+        dead_letter_queue,
+        "redrive_at",
+        lambda *given, redrives, **named: redrive_at(*given, redrives=redrives - 1, **named),
+    )
+    assert "max_redrives is 1, and letters were sent so often" in found_from(16, run_letters_story)[0]
+
+
+def test_a_connection_that_writes_to_a_client_which_does_not_read_is_seen(monkeypatch):
+    has_room = GatewayConnection._has_room  # noqa: SLF001 - the one place that looks
+
+    def has_always_room(self: GatewayConnection) -> bool:
+        paused, self.flow.write_paused = self.flow.write_paused, False
+        has = has_room(self)
+        self.flow.write_paused = paused
+        return has
+
+    monkeypatch.setattr(GatewayConnection, "_has_room", has_always_room)
+    assert "bytes were kept for a client that does not read" in found_from(7, run_connections_story)[0]
 
 
 def test_a_key_that_is_not_remembered_while_its_request_is_answered_is_seen(monkeypatch):

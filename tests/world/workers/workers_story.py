@@ -100,7 +100,7 @@ class _Clients:
                 # No worker takes requests.
                 heard.refused += data
                 return
-            heard = process.crew.heard
+            heard = story.gateway_of(process).heard
             answer = await story.call(process, self.tenant.id, records, self.ack)
             if answer is None:
                 heard.unknown += data
@@ -249,6 +249,10 @@ class WorkersStory:
         """Return the processes of all gateways that take requests."""
         return [process for gateway in self.gateways for process in gateway.serving()]
 
+    def gateway_of(self, process: WorkerProcess) -> _Gateway:
+        """Return the gateway of a process."""
+        return next(each for each in self.gateways if each is process.crew)
+
     def links(self) -> list[StoreLink]:
         """Return the ways of all living processes to their stores."""
         return [link for gateway in self.gateways for link in gateway.links()]
@@ -315,8 +319,9 @@ class WorkersStory:
             await asyncio.sleep(self.world.chance.expovariate(0.5))
             if serving := self.serving():
                 process = self.world.chance.choice(serving)
-                _ = await process.crew.sums.ask(process)
-                _ = await process.crew.sums.scrape(process)
+                sums = self.gateway_of(process).sums
+                _ = await sums.ask(process)
+                _ = await sums.scrape(process)
 
     async def recounts(self) -> None:
         while not self.has_recovered:
