@@ -7,7 +7,6 @@ call it without a socket.
 import asyncio
 import math
 import random
-import tempfile
 from collections import Counter
 from http import HTTPStatus
 from pathlib import Path
@@ -285,8 +284,8 @@ class GatewayStory:
 def run_gateway_story(seed: int, less: Less = WHOLE, story: type[GatewayStory] = GatewayStory) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
-    with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
-        return run_in_world(lambda: _run(story(World(seed, less), disk, Path(folder))))
+    with world_disk() as (disk, folder):
+        return run_in_world(lambda: _run(story(World(seed, less), disk, folder)))
 
 
 async def _run(story: GatewayStory) -> Run:

@@ -6,7 +6,6 @@ file itself, and the copy that the power cut left. Each delivers what it finds.
 
 import asyncio
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -165,8 +164,8 @@ class SpoolStory:
 def run_spool_story(seed: int, less: Less = WHOLE, story: type[SpoolStory] = SpoolStory) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
-    with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
-        return run_in_world(lambda: _tell(story(World(seed, less), disk, Path(folder))))
+    with world_disk() as (disk, folder):
+        return run_in_world(lambda: _tell(story(World(seed, less), disk, folder)))
 
 
 async def _tell(story: SpoolStory) -> Run:

@@ -8,7 +8,6 @@ one story there is one gateway; in the other there are two or three, which share
 import asyncio
 import math
 import random
-import tempfile
 from collections import Counter
 from http import HTTPStatus
 from pathlib import Path
@@ -238,6 +237,8 @@ class WorkersStory:
         if is_shared or self.interval == SLOW_INTERVAL:
             # The leases of tenants have half the interval of those of shards.
             settings |= {"coordination": "memory://world", "coordination_interval_seconds": 2.0 * self.interval}
+        if is_shared:
+            settings["coordination_max_workers"] = self.workers
         return settings
 
     def _speed_of(self, tenant: Tenant) -> float:
@@ -391,8 +392,8 @@ class GatewaysStory(WorkersStory):
 def run_workers_story(seed: int, less: Less = WHOLE, story: type[WorkersStory] = WorkersStory) -> Run:
     """Run the story of a seed."""
     random.seed(seed)
-    with tempfile.TemporaryDirectory() as folder, world_disk() as disk:
-        return run_in_world(lambda: _run(story(World(seed, less), disk, Path(folder))))
+    with world_disk() as (disk, folder):
+        return run_in_world(lambda: _run(story(World(seed, less), disk, folder)))
 
 
 def run_gateways_story(seed: int, less: Less = WHOLE) -> Run:
