@@ -63,6 +63,12 @@ def test_what_a_run_of_the_gateway_has_found_stays_corrected(seed):
     assert run_gateway_story(seed).false == []
 
 
+@pytest.mark.parametrize("seed", [219908, 219911])
+def test_a_consumer_that_takes_everything_has_an_order_within_a_shard_only(seed):
+    """A record that was stored in the other half of a split shard is read beside those behind it."""
+    assert run_story(seed).false == []
+
+
 # Requests without waiting: hundreds of a connection were read before the first was answered (1). And one that had
 # closed its side, with more unread than a buffer holds, kept its connection for good (34).
 @pytest.mark.parametrize("seed", [1, 34])
