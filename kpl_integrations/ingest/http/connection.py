@@ -43,12 +43,7 @@ from kpl_integrations.ingest.http.read_turns import (
     is_probe,
 )
 from kpl_integrations.ingest.http.request_cycle import Http1Cycle, application_for
-from kpl_integrations.ingest.http.request_head import (
-    connection_scope,
-    head_without,
-    refused_head,
-    target_of,
-)
+from kpl_integrations.ingest.http.request_head import connection_scope, head_without, refused_head, target_of
 from kpl_integrations.ingest.http.uvicorn_server import ServerPort
 
 _log: Final = logging.getLogger(__name__)
@@ -171,10 +166,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.feed(data)
 
     def eof_received(self) -> bool:
-        """Let a client that sends no more get the answers to its requests. Return True if the connection stays for it.
-
-        TLS closes on both sides.
-        """
+        """Answer the requests of a client that sends no more, except over TLS. Return True if they need time."""
         is_waiting = self.is_answering() and not self.cycle.more_body
         if not is_waiting or self.transport.get_extra_info("sslcontext") is not None:
             # The client may never read what was written.

@@ -272,7 +272,7 @@ class Http1Cycle(RequestCycle):
         self.watch_client()
 
     def watch_client(self) -> None:
-        """Read the connection again, also if a request waits behind this one."""
+        """Read the connection again, unless requests wait behind this one."""
         port = self._port
         if port.flow.read_paused and not port.transport.is_closing():
             port.read_on()
