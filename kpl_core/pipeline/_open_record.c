@@ -4,10 +4,8 @@
    documents each function and is the reference: tests compare the two. */
 
 #include "_open_record.h"
-#include <stddef.h>
-#include <structmember.h>
 
-enum { ENVELOPE_BYTES = 20, SHUT = -1, LONGEST_HEAD = 48, FIRST_SLOTS = 64, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x12 };
+enum { SHUT = -1, LONGEST_HEAD = 48, FIRST_SLOTS = 64 };
 
 static const char MAGIC[4] = {'\xf3', '\x89', '\x9a', '\xc2'};
 
@@ -99,6 +97,13 @@ static Slot *slot_of(const KeyTable *table, Key key, uint32_t hash)
     }
 }
 
+/* Fetch what an append of this key will read first, and where it will write. */
+void fetch_slot(const OpenRecord *self, Key key)
+{
+    if (self->keys.room > 0) __builtin_prefetch(&self->keys.slots[hash_of(key.text) & (size_t)(self->keys.room - 1)]);
+    __builtin_prefetch(self->records.bytes + self->records.used, 1);
+}
+
 /* Return the index of a key, or how many keys there are. */
 static Py_ssize_t index_of(const KeyTable *table, Key key)
 {
@@ -181,12 +186,7 @@ int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, P
 /* Return the delivery of the user record that was appended last. */
 PyObject *last_delivery(OpenRecord *self)
 {
-    PyObject *index = PyLong_FromSsize_t(PyList_GET_SIZE(self->arrivals) - 1);
-    if (index == NULL) return NULL;
-    PyObject *arguments[] = {NULL, self->outcome, index};
-    PyObject *delivery = PyObject_Vectorcall(self->delivery, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    Py_DECREF(index);
-    return delivery;
+    return new_delivery(&self->delivery, self->outcome, PyList_GET_SIZE(self->arrivals) - 1);
 }
 
 int require(int is_right, const char *what)
@@ -322,16 +322,6 @@ static PyObject *aggregated(OpenRecord *self, PyObject *Py_UNUSED(ignored))
     return data;
 }
 
-static PyObject *key_count(OpenRecord *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSsize_t(self->keys.count);
-}
-
-static PyObject *explicit_count(OpenRecord *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSsize_t(self->explicit_keys.count);
-}
-
 static PyMethodDef methods[] = {
     {"append", (PyCFunction)(void (*)(void))append, METH_FASTCALL, NULL},
     {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
@@ -350,14 +340,10 @@ static PyMemberDef members[] = {
     {"arrivals", T_OBJECT_EX, offsetof(OpenRecord, arrivals), READONLY, NULL},
     {"limit", T_PYSSIZET, offsetof(OpenRecord, limit), 0, NULL},
     {"size", T_PYSSIZET, offsetof(OpenRecord, size), 0, NULL},
+    {"key_count", T_PYSSIZET, offsetof(OpenRecord, keys.count), READONLY, NULL},
+    {"explicit_count", T_PYSSIZET, offsetof(OpenRecord, explicit_keys.count), READONLY, NULL},
     {"user_bytes", T_PYSSIZET, offsetof(OpenRecord, user_bytes), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef properties[] = {
-    {"key_count", (getter)key_count, NULL, NULL, NULL},
-    {"explicit_count", (getter)explicit_count, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyObject *new_record(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords))
@@ -366,8 +352,7 @@ static PyObject *new_record(PyTypeObject *type, PyObject *arguments, PyObject *P
     if (!PyArg_ParseTuple(arguments, "O", &delivery)) return NULL;
     OpenRecord *self = (OpenRecord *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    self->delivery = Py_NewRef(delivery);
-    PyObject *restarted = restart(self, Py_None);
+    PyObject *restarted = read_class(delivery, &self->delivery) ? restart(self, Py_None) : NULL;
     if (restarted == NULL) { Py_DECREF(self); return NULL; }
     Py_DECREF(restarted);
     return (PyObject *)self;
@@ -375,7 +360,7 @@ static PyObject *new_record(PyTypeObject *type, PyObject *arguments, PyObject *P
 
 static void deallocate(OpenRecord *self)
 {
-    Py_XDECREF(self->delivery);
+    Py_XDECREF(self->delivery.type);
     Py_XDECREF(self->outcome);
     Py_XDECREF(self->arrivals);
     free_buffers(self);
@@ -393,7 +378,6 @@ PyTypeObject OpenRecordType = {
     .tp_dealloc = (destructor)deallocate,
     .tp_methods = methods,
     .tp_members = members,
-    .tp_getset = properties,
 };
 
 static struct PyModuleDef definition = {
@@ -401,10 +385,11 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__open_record(void)
 {
-    if (PyType_Ready(&OpenRecordType) < 0 || begin_put_one() < 0) return NULL;
+    if (PyType_Ready(&OpenRecordType) < 0 || PyType_Ready(&KnownType) < 0 || PyType_Ready(&RoomType) < 0 ||
+        PyType_Ready(&PutBatchType) < 0 || begin_put_one() < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     if (PyModule_AddType(module, &OpenRecordType) < 0 || PyModule_AddType(module, &RoomType) < 0 ||
-        PyModule_AddType(module, &PutMethodType) < 0) Py_CLEAR(module);
+        PyModule_AddType(module, &PutBatchType) < 0) Py_CLEAR(module);
     return module;
 }

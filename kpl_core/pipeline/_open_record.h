@@ -2,11 +2,18 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
 
-/* LONGEST_ENTRY: the entry of 256 characters of four bytes. */
-enum { DIGEST_BYTES = 16, LONGEST_ENTRY = 3 + 4 * 256 };
+enum { DIGEST_BYTES = 16, ENVELOPE_BYTES = 20, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x12, HASH_KEY_CHARACTERS = 39, CACHE_LINE = 64 };
+
+/* LONGEST_ENTRY: the entry of so many characters of four bytes. */
+enum { MOST_CHARACTERS = 256, LONGEST_ENTRY = 3 + 4 * MOST_CHARACTERS };
+
+/* So many records are read and hashed before the first of them is appended; and so many puts, or bytes, are a full batch. */
+enum { BLOCK = 16, BATCH = 64, FULL_BYTES = 65536 };
 
 typedef struct {
     char *bytes;
@@ -27,15 +34,22 @@ typedef struct {
     Buffer entries;
 } KeyTable;
 
+/* The class of a delivery, and where its outcome and index are in memory. */
+typedef struct {
+    PyTypeObject *type;
+    Py_ssize_t outcome_at, index_at;
+} DeliveryClass;
+
 typedef struct {
     PyObject_HEAD
-    PyObject *delivery; /* the class of a delivery: called with the outcome and the index */
+    DeliveryClass delivery;
     PyObject *outcome;
     PyObject *arrivals;   /* list of float */
     PyObject *first_data; /* the data of the first user record, or NULL */
     KeyTable keys, explicit_keys;
     Buffer records; /* the protobuf of the user records */
     Py_ssize_t limit, size, user_bytes;
+    uint32_t number; /* of the outcome in the handles of the last run, perhaps */
 } OpenRecord;
 
 /* A partition key or explicit hash key, and its entry. */
@@ -45,22 +59,80 @@ typedef struct {
     Py_ssize_t entry_bytes;
 } Key;
 
+/* A user record that is about to be appended. */
+typedef struct {
+    PyObject *data;
+    OpenRecord *record; /* of its shard, or NULL */
+    Key key, explicit; /* without an explicit hash key its text is NULL */
+    Py_ssize_t size; /* bytes of key and data */
+    unsigned char digest[DIGEST_BYTES]; /* of the hash key */
+    char entry[LONGEST_ENTRY], explicit_entry[HASH_KEY_CHARACTERS + 3];
+} Pair;
+
+/* The last hash keys of a stream's shards in order, as digests, and the open records of their lanes. */
+typedef struct {
+    const unsigned char *ends;
+    PyObject *records;
+    Py_ssize_t shards;
+} ShardTable;
+
+/* What is free for normal user records: the base of `BufferLimit`, whose numbers Python code changes too. */
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t free_records, free_bytes;
+} Room;
+
+typedef struct {
+    PyObject *key, *data, *delivery;
+} BatchedPut;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *router; /* with the `table` of shards */
+    Room *room;
+    PyObject *place;  /* puts a record that no open record takes: called with key, data and time */
+    DeliveryClass delivery;
+    Py_ssize_t most, limit; /* bytes of key and data of a record; records of a full batch */
+    double opens_at;  /* from then on a record may wait here: the pipeline will be polled in time */
+    PyObject *outcome, *now;
+    Py_ssize_t count, bytes;
+    BatchedPut puts[BATCH];
+} PutBatch;
+
 typedef struct {
     const unsigned char *bytes;
     size_t size;
     unsigned char *digest; /* DIGEST_BYTES, written by `md5_of_each` */
 } Md5Message;
 
-extern PyTypeObject OpenRecordType, RoomType, PutMethodType;
+/* A method in C, and the same in Python, which it calls for what it leaves to that. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *function;
+} PutMethod;
+
+extern PyTypeObject OpenRecordType, RoomType, PutMethodType, PutBatchType, KnownType;
 extern PyMethodDef pair_functions[];
 
 int begin_put_one(void);
-PyObject *fork_count(PyObject *module, PyObject *ignored);
-PyObject *forked(PyObject *module, PyObject *ignored);
+PyObject *count_forks(PyObject *module, PyObject *more);
+PyObject *put_method(PyObject *module, PyObject *function);
+PyObject *await_method(PyObject *module, PyObject *function);
+PyObject *use_outcomes(PyObject *module, PyObject *type);
+PyObject *call_await(PyObject *callable, PyObject *const *given, size_t flags, PyObject *names);
+int read_class(PyObject *type, DeliveryClass *class);
+PyObject *new_delivery(const DeliveryClass *class, PyObject *outcome, Py_ssize_t index);
 PyObject *last_delivery(OpenRecord *self);
-/* Append a user record of at most so many bytes to the open record of its shard in a router's table. Returns that record,
-   and the bytes of key and data; NULL if nothing was appended, which is an error if one is set. */
-OpenRecord *append_routed(PyObject *table, PyObject *text, PyObject *data, Py_ssize_t most, PyObject *now, Py_ssize_t *size);
+PyObject *new_outcome(void);
+int set_delivery(const DeliveryClass *class, PyObject *delivery, PyObject *outcome, Py_ssize_t index);
+/* Put a user record into a batch and return its delivery. NULL without an error: the method in Python does it. */
+PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, int *was_drained);
+int read_record(PyObject *key, PyObject *data, Pair *pair);
+int read_table(PyObject *given, ShardTable *table);
+Md5Message message_of(Pair *pair);
+void find_records(Pair *pairs, Py_ssize_t count, const ShardTable *table);
+void fetch_slot(const OpenRecord *self, Key key);
 int require(int is_right, const char *what);
 int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now);
 Py_ssize_t entry_head(const char *entry);

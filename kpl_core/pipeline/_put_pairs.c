@@ -5,24 +5,7 @@
 
 #include "_open_record.h"
 
-/* So many records are read and hashed before the first of them is appended. */
-enum { BLOCK = 8, DIGITS = 8, ENVELOPE_BYTES = 20, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x12, CACHE_LINE = 64 };
-enum { MOST_CHARACTERS = 256, HASH_KEY_CHARACTERS = 39, LIMBS = 4, LIMB_DIGITS = 9 };
-
-typedef struct {
-    PyObject *data;
-    Key key, explicit; /* without an explicit hash key its text is NULL */
-    Py_ssize_t size; /* bytes of key and data */
-    unsigned char digest[DIGEST_BYTES]; /* of the hash key */
-    char entry[LONGEST_ENTRY], explicit_entry[HASH_KEY_CHARACTERS + 3];
-} Pair;
-
-/* The last hash keys of a stream's shards in order, as digests, and the open records of their lanes. */
-typedef struct {
-    const unsigned char *ends;
-    PyObject *records;
-    Py_ssize_t shards;
-} ShardTable;
+enum { DIGITS = 8, LIMBS = 4, LIMB_DIGITS = 9 };
 
 /* A pair may have an explicit hash key as a third item. */
 static int is_pair(PyObject *item)
@@ -70,7 +53,7 @@ static void fetch_ahead(PyObject *pairs, Py_ssize_t position, Py_ssize_t end)
 }
 
 /* Read a valid key and bytes. Returns 0 if they are something else. */
-static int read_record(PyObject *key, PyObject *data, Pair *pair)
+int read_record(PyObject *key, PyObject *data, Pair *pair)
 {
     pair->data = data;
     pair->explicit = (Key){0};
@@ -115,13 +98,23 @@ static Py_ssize_t shard_of(const unsigned char *digest, const ShardTable *table)
     return first;
 }
 
-static Md5Message message_of(Pair *pair)
+Md5Message message_of(Pair *pair)
 {
     Py_ssize_t head = entry_head(pair->entry);
     return (Md5Message){(unsigned char *)pair->entry + head, (size_t)(pair->key.entry_bytes - head), pair->digest};
 }
 
-/* Read the next pairs and hash their keys, unless there is one shard. Returns how many there are. */
+/* Find the open record of each pair's shard. */
+void find_records(Pair *pairs, Py_ssize_t count, const ShardTable *table)
+{
+    for (Pair *pair = pairs; pair < pairs + count; pair++) {
+        PyObject *item = PyList_GET_ITEM(table->records, table->shards == 1 ? 0 : shard_of(pair->digest, table));
+        pair->record = Py_IS_TYPE(item, &OpenRecordType) ? (OpenRecord *)item : NULL;
+        if (pair->record != NULL) fetch_slot(pair->record, pair->key);
+    }
+}
+
+/* Read the next pairs, hash their keys, unless there is one shard, and find their records. Returns how many there are. */
 static Py_ssize_t read_block(PyObject *pairs, Py_ssize_t position, Py_ssize_t end, const ShardTable *table, Pair *block)
 {
     Md5Message messages[BLOCK];
@@ -135,18 +128,19 @@ static Py_ssize_t read_block(PyObject *pairs, Py_ssize_t position, Py_ssize_t en
         messages[keys++] = message_of(pair);
     }
     if (table->shards > 1) md5_of_each(messages, keys);
+    find_records(block, count, table);
     return count;
 }
 
-/* Where the outcome of each pair and its index in it are written. Without handles there is no list of outcomes. */
+/* Where the number of each pair's outcome and its index in it are written. Without handles there is no list. */
 typedef struct {
     PyObject *outcomes;
-    Py_buffer indices;
+    Py_buffer places;
 } Places;
 
 static void close_places(Places *places)
 {
-    if (places->outcomes != NULL) PyBuffer_Release(&places->indices);
+    PyBuffer_Release(&places->places);
     Py_CLEAR(places->outcomes);
 }
 
@@ -155,39 +149,39 @@ static int open_places(PyObject *handles, Py_ssize_t end, Places *places)
 {
     *places = (Places){0};
     if (handles == Py_None) return 1;
-    PyObject *outcomes = PyObject_GetAttrString(handles, "outcomes"), *indices = PyObject_GetAttrString(handles, "indices");
-    if (outcomes != NULL && indices != NULL && require(PyList_CheckExact(outcomes), "outcomes in a list") &&
-        PyObject_GetBuffer(indices, &places->indices, PyBUF_WRITABLE) == 0) places->outcomes = Py_NewRef(outcomes);
-    Py_XDECREF(outcomes);
-    Py_XDECREF(indices);
-    if (places->outcomes == NULL) return 0;
-    if (require(PyList_GET_SIZE(outcomes) >= end, "a place for each outcome") &&
-        require(places->indices.len >= end * (Py_ssize_t)sizeof(uint32_t), "a place for each index")) return 1;
-    close_places(places);
-    return 0;
+    places->outcomes = PyObject_GetAttrString(handles, "outcomes");
+    PyObject *array = places->outcomes == NULL ? NULL : PyObject_GetAttrString(handles, "places");
+    int are_open = array != NULL && require(PyList_CheckExact(places->outcomes), "outcomes in a list") &&
+                   PyObject_GetBuffer(array, &places->places, PyBUF_WRITABLE) == 0 &&
+                   require(places->places.len >= 2 * end * (Py_ssize_t)sizeof(uint32_t), "a place for each pair");
+    Py_XDECREF(array);
+    if (!are_open) close_places(places);
+    return are_open;
 }
 
-/* Return the open record of a pair's shard, or NULL. */
-static OpenRecord *record_of(const Pair *pair, const ShardTable *table)
+/* Write the outcome of the user record that was appended last. Returns -1 with an error. */
+static int write_place(OpenRecord *record, Places *places, Py_ssize_t position)
 {
-    PyObject *item = PyList_GET_ITEM(table->records, table->shards == 1 ? 0 : shard_of(pair->digest, table));
-    return Py_IS_TYPE(item, &OpenRecordType) ? (OpenRecord *)item : NULL;
+    PyObject *outcomes = places->outcomes;
+    Py_ssize_t count = PyList_GET_SIZE(outcomes);
+    if (record->number >= count || PyList_GET_ITEM(outcomes, record->number) != record->outcome) {
+        if (PyList_Append(outcomes, record->outcome) < 0) return -1;
+        record->number = (uint32_t)count;
+    }
+    uint32_t *place = (uint32_t *)places->places.buf + 2 * position;
+    place[0] = record->number;
+    place[1] = (uint32_t)PyList_GET_SIZE(record->arrivals) - 1;
+    return 1;
 }
 
-/* Append a pair to the open record of its shard, and write its outcome and its index in it.
-   The result is that of `append_one`, or 0 if there is no such record. */
-static int append_pair(const Pair *pair, const ShardTable *table, PyObject *now, Places *places, Py_ssize_t position)
+/* Append a pair to the open record of its shard, and write its place. The result is that of `append_one`; 0 without one. */
+static int append_pair(const Pair *pair, PyObject *now, Places *places, Py_ssize_t position)
 {
-    OpenRecord *record = record_of(pair, table);
+    OpenRecord *record = pair->record;
     if (record == NULL) return 0;
     const Key *explicit = pair->explicit.text == NULL ? NULL : &pair->explicit;
     int appended = append_one(record, pair->key, explicit, pair->data, pair->size, now);
-    if (appended > 0 && places->outcomes != NULL) {
-        PyObject **outcome = &((PyListObject *)places->outcomes)->ob_item[position];
-        Py_XSETREF(*outcome, Py_NewRef(record->outcome));
-        ((uint32_t *)places->indices.buf)[position] = (uint32_t)PyList_GET_SIZE(record->arrivals) - 1;
-    }
-    return appended;
+    return appended > 0 && places->outcomes != NULL ? write_place(record, places, position) : appended;
 }
 
 /* Append pairs from *position on, which moves, as long as they need no more than that. -1: error. */
@@ -199,7 +193,7 @@ static int append_all(PyObject *pairs, Py_ssize_t *position, Py_ssize_t end, con
         count = read_block(pairs, *position, end, table, block);
         for (each = 0; each < count; each++) {
             if (block[each].size > free_bytes - *taken) return 0;
-            int appended = append_pair(&block[each], table, now, places, *position);
+            int appended = append_pair(&block[each], now, places, *position);
             if (appended <= 0) return appended;
             *taken += block[each].size;
             ++*position;
@@ -209,27 +203,12 @@ static int append_all(PyObject *pairs, Py_ssize_t *position, Py_ssize_t end, con
 }
 
 /* Read the table of a router: the last hash keys of the shards, and their open records. Returns 0 with an error. */
-static int read_table(PyObject *given, ShardTable *table)
+int read_table(PyObject *given, ShardTable *table)
 {
     PyObject *ends, *records;
     if (!PyArg_ParseTuple(given, "SO!", &ends, &PyList_Type, &records)) return 0;
     *table = (ShardTable){(unsigned char *)PyBytes_AS_STRING(ends), records, PyList_GET_SIZE(records)};
     return require(PyBytes_GET_SIZE(ends) == DIGEST_BYTES * table->shards && table->shards > 0, "an end for each shard");
-}
-
-OpenRecord *append_routed(PyObject *given, PyObject *text, PyObject *data, Py_ssize_t most, PyObject *now, Py_ssize_t *size)
-{
-    Pair pair;
-    ShardTable table;
-    if (!read_record(text, data, &pair) || pair.size > most || !read_table(given, &table)) return NULL;
-    if (table.shards > 1) {
-        Md5Message message = message_of(&pair);
-        md5_of_each(&message, 1);
-    }
-    OpenRecord *record = record_of(&pair, &table);
-    if (record == NULL || append_one(record, pair.key, NULL, data, pair.size, now) <= 0) return NULL;
-    *size = pair.size;
-    return record;
 }
 
 static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
@@ -300,9 +279,11 @@ static PyObject *sealed(PyObject *Py_UNUSED(module), PyObject *blank)
 
 PyMethodDef pair_functions[] = {
     {"append_pairs", append_pairs, METH_VARARGS, NULL},
-    {"fork_count", fork_count, METH_NOARGS, NULL},
-    {"forked", forked, METH_NOARGS, NULL},
+    {"await_method", await_method, METH_O, NULL},
+    {"count_forks", count_forks, METH_O, NULL},
+    {"put_method", put_method, METH_O, NULL},
     {"plain_until", plain_until, METH_VARARGS, NULL},
     {"sealed", sealed, METH_O, NULL},
+    {"use_outcomes", use_outcomes, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -8,7 +8,9 @@ fit; `append_pairs` also explicit hash keys. The lane does the rest.
 """
 
 import os
+from array import array
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from operator import add
 from types import ModuleType
@@ -59,6 +61,8 @@ class PythonOpenRecord:
         self.user_bytes = 0
         # When each user record arrived.
         self.arrivals: list[float] = []
+        # Of the outcome in the handles of the last run, perhaps.
+        self.number = 0
         self._key_indices: dict[str, int] = {}
         self._key_entries: list[bytes] = []
         self._explicit_indices: dict[str, int] = {}
@@ -219,6 +223,8 @@ def python_append_pairs(
     most, free_bytes = room
     position, end = part
     taken, routes = 0, router.routes
+    outcomes: list[Outcome] = [] if handles is None else handles.outcomes
+    places: list[int] = []
     for pair in pairs[position : min(end, position + max(0, most))]:
         if type(pair) is not tuple:
             break
@@ -231,22 +237,32 @@ def python_append_pairs(
         if record is None or taken + size > free_bytes:
             break
         if len(pair) == PAIR:
-            is_appended = record.append(partition_key, key_entry, data, size, now) is not None
+            handle = record.append(partition_key, key_entry, data, size, now)
+            if handle is None:
+                break
+            index = handle.index
         else:
             explicit_hash_key = pair[PAIR]
             explicit_route = router.explicit_routes.get(explicit_hash_key)
-            if explicit_route is None or (record := explicit_route[0].open_record) is None:
+            if (
+                explicit_route is None
+                or (record := explicit_route[0].open_record) is None
+                or not record.append_explicit(
+                    explicit_hash_key, explicit_route[1], partition_key, key_entry, data, size, now
+                )
+            ):
                 break
-            is_appended = record.append_explicit(
-                explicit_hash_key, explicit_route[1], partition_key, key_entry, data, size, now
-            )
-        if not is_appended:
-            break
-        if handles is not None:
-            handles.outcomes[position] = record.outcome
-            handles.indices[position] = len(record.arrivals) - 1
+            index = len(record.arrivals) - 1
+        number = record.number
+        if number >= len(outcomes) or outcomes[number] is not record.outcome:
+            number = record.number = len(outcomes)
+            outcomes.append(record.outcome)
+        places.append(number)
+        places.append(index)
         taken += size
         position += 1
+    if handles is not None and places:
+        handles.places[2 * position - len(places) : 2 * position] = array("I", places)
     return position, taken
 
 
@@ -323,8 +339,35 @@ class PythonRoom:
     free_bytes: int
 
 
+# So many records at most wait in a batch.
+BATCH: Final = 64
+
+
+class PythonPutBatch:
+    """User records of one stream that wait to be put together. In Python each is put at once, so none waits here."""
+
+    # How many may wait; the most bytes of key and data of one; and from when on one may wait here.
+    limit: int
+    most: int
+    opens_at: float
+    # Puts a record that opens or closes an aggregated record; room for it was taken.
+    place: Callable[[str, bytes, float], ResultHandle]
+
+    def __init__(self, _router: "Routing", _room: PythonRoom, _delivery: type[ResultHandle]) -> None:
+        # How many wait.
+        self.count = 0
+
+    def drain(self) -> None:
+        """Put the records that wait."""
+
+
 def python_put_method(method: F) -> F:
     """Return the method. In C: one that does what it does for most user records, and calls it for the others."""
+    return method
+
+
+def python_await_method(method: F) -> F:
+    """Return the `__await__` of a delivery. In C: one that calls it only where the result is not known and shared."""
     return method
 
 
@@ -362,11 +405,20 @@ COMPILED: Final = _in_c is not None
 
 OpenRecord = PythonOpenRecord
 Room = PythonRoom
+PutBatch = PythonPutBatch
 append_pairs, plain_until = python_append_pairs, python_plain_until
-sealed, put_method, fork_count = python_sealed, python_put_method, python_fork_count
+sealed, fork_count = python_sealed, python_fork_count
+put_method, await_method = python_put_method, python_await_method
 if not TYPE_CHECKING and COMPILED:
-    OpenRecord, Room = _in_c.OpenRecord, _in_c.Room
+    OpenRecord, Room, PutBatch = _in_c.OpenRecord, _in_c.Room, _in_c.PutBatch
     append_pairs, plain_until = _in_c.append_pairs, _in_c.plain_until
-    sealed, put_method, fork_count = _in_c.sealed, _in_c.PutMethod, _in_c.fork_count
+    fork_count = partial(_in_c.count_forks, 0)
+    put_method, await_method = _in_c.put_method, _in_c.await_method
+    _in_c.use_outcomes(Outcome)
+
+    def sealed(unsealed: list[bytes]) -> list[bytes]:
+        """Return aggregated records with their digests. One alone would leave all lanes but one idle."""
+        return _in_c.sealed(unsealed) if len(unsealed) > 1 else python_sealed(unsealed)
+
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_in_c.forked)
+        os.register_at_fork(after_in_child=partial(_in_c.count_forks, 1))

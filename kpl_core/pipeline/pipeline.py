@@ -20,6 +20,7 @@ from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator
 from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.intake.write_ahead import WriteAhead
 from kpl_core.pipeline.lane import Lane
+from kpl_core.pipeline.open_record import BATCH
 from kpl_core.pipeline.placement import RESERVED, Placement
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
@@ -66,9 +67,13 @@ class StreamPipeline:
         self._delivery = stages.delivery
         self._generations = stages.ledger.generations
         self._router = stages.router
-        # An intake looks at every record, so `put` must not know a route: it then takes the slow entry by itself.
         self._is_direct = write_ahead is None and fair is None
+        # Empty with an intake, which looks at every record.
         self._routes: dict[str, Route[Lane]] = stages.router.routes if self._is_direct else {}
+        self._batch = stages.batch
+        self._batch.place = self._place
+        # For the put method in C; None where each record needs a look, or travels alone.
+        self.entrance = self._batch if self._is_direct and stages.config.aggregation_enabled else None
         self.max_record_bytes = stages.max_record_bytes
         self._aggregator = stages.aggregator
         self._output = stages.aggregator.output
@@ -81,11 +86,9 @@ class StreamPipeline:
         self._forwarder = Forwarder(stages, self.reaggregator, gate)
         self._in_flight: set[PutRecordsRequest] = set()
         self._in_order = stages.config.ordering == "per_key"
-        # A newer shard map. It waits until no record is in flight that the records it moves could overtake.
-        self._next_shards: tuple[Shard, ...] | None = None
+        self._next_shards: tuple[Shard, ...] | None = None  # while one is in flight that those it moves could overtake
         self._promised_wakeup = now
-        # True if a put wants attention earlier than the last poll's `wakeup`. The driver clears it.
-        self.attention = False
+        self.attention = False  # a put wants it earlier than the last poll's `wakeup`; the driver clears it
 
     # A record comes in
 
@@ -96,6 +99,8 @@ class StreamPipeline:
             TypeError, InvalidUserRecord: it can never be accepted.
             BufferFull: there is no room for it now. Nothing was reserved in either case.
         """
+        if self._batch.count:
+            self._batch.drain()
         try:
             route = self._routes.get(partition_key)
         except TypeError:
@@ -117,28 +122,30 @@ class StreamPipeline:
         if (free_records < 0 or free_bytes < 0) and not limit.has_room(size_bytes=size):
             return self._overflow(UserRecord(partition_key, data), limit.full(), now)
         limit.free_records, limit.free_bytes = free_records, free_bytes
-        if open_record is None:
-            delivery = lane.add(partition_key, key_entry, data, size, now)
-        elif (appended := open_record.append(partition_key, key_entry, data, size, now)) is not None:
+        if open_record and (appended := open_record.append(partition_key, key_entry, data, size, now)) is not None:
             return appended
-        else:
-            # It opens or closes a record.
-            delivery = lane.add_any(partition_key, key_entry, data, size, now)
+        # It opens or closes a record, or makes one of its own.
+        delivery = (lane.add_any if open_record else lane.add)(partition_key, key_entry, data, size, now)
         if self._output.has_closed:
             self._attend(now)
         return delivery
 
-    def put_pairs(self, records: list[Any], part: tuple[int, int], now: float, handles: ResultHandles) -> int:
-        """Accept checked user records in this part of a list as `put` does each, while they are pairs of key and data.
+    def _place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
+        """Put a record of the batch that opens or closes an aggregated record."""
+        lane, key_entry, key_bytes, _ = self._routes.get(partition_key) or self._router.find(partition_key)
+        handle = lane.add(partition_key, key_entry, data, len(data) + key_bytes, now)
+        if self._output.has_closed:
+            self._attend(now)
+        return handle
 
-        Stores their handles. Returns the position of the first record that is not a pair or finds no room.
-        """
+    def put_pairs(self, records: list[Any], part: tuple[int, int], now: float, handles: ResultHandles) -> int:
+        """Accept this part of checked records, up to one that is not a pair or finds no room; return its position."""
         position, end = part
         if not self._is_direct:
             return self._put_each(records, position, end, now, handles)
         limit = self._buffer_limit
-        if self._output.has_closed:
-            # Something else than a put has closed a record, such as a new shard map.
+        self._batch.drain()
+        if self._output.has_closed:  # by something else than a put, such as a new shard map
             self._attend(now)
         while position < end:
             room = limit.free_records, limit.free_bytes
@@ -161,11 +168,9 @@ class StreamPipeline:
         return position
 
     def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> ResultHandle:
-        """Accept any user record; raises as `put`, and NotSpooled. With an `origin` a durable store still has it.
-
-        A record from a caller that finds no room goes to the disk where one is configured for that.
-        """
+        """Accept any user record; raises as `put`, and NotSpooled. With an `origin` a durable store still has it."""
         record = with_bytes(record)
+        self._batch.drain()
         try:
             return self._accept(record, now, origin)
         except BufferFull as full:
@@ -289,12 +294,13 @@ class StreamPipeline:
         ):
             self.attention = True
             # Once is enough, until the next poll promises another time.
-            self._promised_wakeup = -math.inf
+            self._promised_wakeup = self._batch.opens_at = -math.inf
 
     # Time passes
 
     def poll(self, now: float, free_requests: int) -> Poll:
         """Let time pass; return the requests to send, at most `free_requests`, and when to poll again."""
+        self._batch.drain()
         if self.limiter.is_paused:
             # Full requests may leave only below, so the limiter still waits for them.
             self._pause_limiter(now, may_send=False)
@@ -320,6 +326,7 @@ class StreamPipeline:
         if wants_more or self.limiter.is_paused or self._next_shards is not None or self._send_queue.pause.is_failing:
             self._pause_limiter(now, may_send=may_send)
         self._promised_wakeup = wakeup = max(now, self._earliest_wakeup(may_send=may_send))
+        self._batch.opens_at = wakeup - self._output.rules.buffered_seconds  # what waits until `wakeup` is in time
         return Poll(requests, wakeup, wants_more)
 
     def _advance(self, now: float) -> None:
@@ -377,6 +384,7 @@ class StreamPipeline:
         """Finish, retry or fail the records of a request. An answer after `abandon` comes too late."""
         if request not in self._in_flight:
             return
+        self._batch.drain()
         self._in_flight.remove(request)
         if self.fair is not None:
             self.fair.answered(request.records)
@@ -403,6 +411,7 @@ class StreamPipeline:
 
     def flush(self, now: float) -> int:
         """Close everything open; limits still apply. Returns the generation to ask `is_flushed` for."""
+        self._batch.drain()
         self._forwarder.close_open(now)
         self.attention = True
         return self._generations.advance()
@@ -412,10 +421,8 @@ class StreamPipeline:
         return self._generations.is_finished(generation)
 
     def drain_force(self, now: float) -> None:
-        """Let everything leave that has not expired, without tokens, because a close runs out of time.
-
-        From now on no record waits for tokens. A record that the service refuses still backs off.
-        """
+        """Let what has not expired leave, from now on without tokens. What the service refuses still backs off."""
+        self._batch.drain()
         if self.fair is not None:
             self.fair.force()
         self._send_queue.pause.lift()
@@ -427,6 +434,7 @@ class StreamPipeline:
 
     def abandon(self, now: float) -> None:
         """Give every user record that is left its final result: never sent, or sent and never answered."""
+        self._batch.drain()
         if self.fair is not None:
             for detached in self.fair.waiting.drain(self.fair.waiting.shards):
                 self.ledger.fail_waiting(detached, Attempt(False, SHUTDOWN, NEVER_SENT, now, now))  # noqa: FBT003
@@ -441,6 +449,7 @@ class StreamPipeline:
         In arrival order the map waits until the records in flight to a shard that is gone have come back.
         """
         shards = tuple(shards)
+        self._batch.drain()
         if self._in_order and self._forwarder.would_overtake(shards, self._in_flight):
             self._next_shards = shards
             return
@@ -461,22 +470,21 @@ class StreamPipeline:
 
     @max_record_bytes.setter
     def max_record_bytes(self, value: int) -> None:
-        self._max_record_bytes = self.stages.max_record_bytes = value
-        # For the put method in C. Without a router it puts nothing: an intake looks at every record.
-        self.entrance = (self._routes, self._router if self._is_direct else None, self._buffer_limit, value)
+        self._max_record_bytes = self.stages.max_record_bytes = self._batch.most = value
 
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:
         """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""
         self._output.opening_context = opening_context
+        self._batch.limit = BATCH if opening_context is None else 1  # each is put at once, in its own context
 
     def statistics(self) -> PipelineStatistics:
         """Count the user records in every stage, in flight, and in what fills the places."""
         stages, ledger, gate = self.stages, self.ledger, self.gate
         return PipelineStatistics(
-            accepted=self._aggregator.accepted + stages.accepted_detached - stages.returned.total(),
+            accepted=self._batch.count + self._aggregator.accepted + stages.accepted_detached - stages.returned.total(),
             delivered=ledger.delivered,
             failed=dict(ledger.failed),
-            aggregating=self._aggregator.open_user_records + self._aggregator.closed_user_records,
+            aggregating=stages.aggregating_count,
             limited=self.limiter.user_record_count,
             collected=self._send_queue.user_record_count,
             in_flight=sum(len(record.arrivals) for request in self._in_flight for record in request.records),

@@ -24,6 +24,7 @@ from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
+from kpl_core.pipeline.open_record import PutBatch
 from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router
 from kpl_core.pipeline.send_queue import SendingPause, SendQueue
@@ -129,6 +130,8 @@ class Stages:
         self.retrier = Retrier(config, self.shard_map, ledger, chance=chance)
         self.backoff_queue = BackoffQueue()
         self.send_queue = SendQueue(self.collector, self.retrier.bisection, SendingPause(self.retrier.backoff))
+        # User records put one by one, until the pipeline does anything else.
+        self.batch = PutBatch(self.router, buffer_limit, delivery)
         # User records accepted without entering a lane first.
         self.accepted_detached = 0
         # How many records came back from a durable store.
@@ -141,8 +144,12 @@ class Stages:
     @property
     def batching_count(self) -> int:
         """Return how many user records wait only for others to join their batch."""
-        aggregating = self.aggregator.open_user_records + self.aggregator.closed_user_records
-        return aggregating + self.collector.packing_count
+        return self.aggregating_count + self.collector.packing_count
+
+    @property
+    def aggregating_count(self) -> int:
+        """Return how many user records wait in the batch, or in an aggregated record that has not been taken."""
+        return self.batch.count + self.aggregator.open_user_records + self.aggregator.closed_user_records
 
     def accept_detached(self, record: UserRecord, now: float, origin: Origin | None = None) -> DetachedUserRecord:
         """Accept a checked user record without a lane: it waits for the disk or for its turn first."""

@@ -11,10 +11,12 @@ import contextlib
 import logging
 import math
 import threading
+from array import array
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set as AbstractSet
 from contextvars import copy_context
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any, Final, Self, overload
 
@@ -24,6 +26,7 @@ import msgspec
 
 from kpl_core.errors import NotSpooled, ResultPending, WrongEventLoop
 from kpl_core.event_loop import run_soon
+from kpl_core.pipeline.open_record import await_method
 from kpl_core.records.outcome import Outcome, ResultHandle, ResultHandles, Waiter
 from kpl_core.records.record_result import NOT_SPOOLED, RecordResult
 
@@ -83,6 +86,7 @@ class Delivery(ResultHandle, gc=False, eq=False):
         """
         call_when_done(self, partial(function, self))
 
+    @await_method
     def __await__(self) -> Generator[Any, Any, RecordResult]:
         """Wait for the result. A failed put is a value too, never an exception."""
         current = self.outcome
@@ -124,7 +128,7 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
         return made
 
     def __len__(self) -> int:
-        return len(self.outcomes)
+        return len(self.places) // 2
 
     @overload
     def __getitem__(self, position: int) -> Delivery: ...
@@ -132,31 +136,34 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
     def __getitem__(self, position: slice) -> "Deliveries": ...
     def __getitem__(self, position: int | slice) -> "Delivery | Deliveries":
         if isinstance(position, slice):
+            numbers, indices = self.places[::2][position], self.places[1::2][position]
+            used = {number: place for place, number in enumerate(dict.fromkeys(numbers))}
             part = Deliveries(0)
-            part.outcomes, part.indices = self.outcomes[position], self.indices[position]
+            part.outcomes = [self.outcomes[number] for number in used]
+            part.places = array("I", chain.from_iterable(zip(map(used.__getitem__, numbers), indices, strict=True)))
             return part
-        return Delivery(self.outcomes[position], self.indices[position])
+        at = 2 * range(len(self))[position]
+        return Delivery(self.outcomes[self.places[at]], self.places[at + 1])
 
     def __iter__(self) -> Iterator[Delivery]:
-        return map(Delivery, self.outcomes, self.indices)
+        return map(Delivery, map(self.outcomes.__getitem__, self.places[::2]), self.places[1::2])
 
     def __repr__(self) -> str:
         return f"<Deliveries of {len(self)} user records>"
 
     def known_results(self) -> list[RecordResult] | None:
         """Return the results in the order of the records, None while one is not known."""
-        made: dict[Outcome, RecordResult] = {}
-        for outcome in dict.fromkeys(self.outcomes):
+        made: list[RecordResult] = []
+        for outcome in self.outcomes:
             if not outcome.settled or outcome.moved is not None or outcome.histories is not None:
                 results = [delivery.peek() for delivery in self]
                 return None if None in results else results  # type: ignore[return-value] # none is None
-            made[outcome] = outcome.result_of(0)
-        return [made[outcome] for outcome in self.outcomes]
+            made.append(outcome.result_of(0))
+        return [made[number] for number in self.places[::2]]
 
     def known_failures(self) -> dict[int, RecordResult]:
         """Return the results of failed puts, all of which are known, by the position of their records."""
-        outcomes = dict.fromkeys(self.outcomes)
-        if all(outcome.moved is None and outcome.sequence_number is not None for outcome in outcomes):
+        if all(each.moved is None and each.sequence_number is not None for each in self.outcomes):
             return {}
         results = self.known_results()
         assert results is not None  # noqa: S101 - the caller has waited
@@ -164,20 +171,21 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
 
     def open_outcomes(self) -> list[Outcome]:
         """Return the outcomes that these records wait for, each once."""
-        moved = any(outcome.moved is not None for outcome in dict.fromkeys(self.outcomes))
+        moved = any(outcome.moved is not None for outcome in self.outcomes)
         current = [delivery.follow() for delivery in self] if moved else self.outcomes
         return [outcome for outcome in dict.fromkeys(current) if not outcome.settled]
 
     async def results(self) -> list[RecordResult]:
         """Wait for all results; return them in the order of the records. A failed put is a value too."""
         results: list[RecordResult] = []
-        for position, outcome in enumerate(self.outcomes):
+        for position, number in enumerate(self.places[::2]):
             if position % _RESULTS_PER_CHECKPOINT == 0:
                 await anyio.lowlevel.checkpoint()
             # Most user records share the result of their Kinesis record. The first of them waits for it.
+            outcome = self.outcomes[number]
             result = outcome.shared_result
             is_own = result is None or outcome.moved is not None
-            results.append(await Delivery(outcome, self.indices[position]) if is_own else result)  # type: ignore[arg-type] # not None
+            results.append(await self[position] if is_own else result)  # type: ignore[arg-type] # not None
         return results
 
     async def failures(self) -> dict[int, RecordResult]:
@@ -186,9 +194,9 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
         User records that share a Kinesis record are looked at together, so this costs a quarter of `results`.
         """
         await anyio.lowlevel.checkpoint()
-        for outcome in dict.fromkeys(self.outcomes):
+        for number, outcome in enumerate(self.outcomes):
             if not outcome.settled and outcome.moved is None:
-                await self[self.outcomes.index(outcome)]
+                await self[self.places[::2].index(number)]
             if outcome.moved is not None:
                 # Some of its user records are elsewhere now, so all are looked at.
                 await self.results()

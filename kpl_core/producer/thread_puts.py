@@ -36,7 +36,7 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.checked_records import Puttable, as_user_record, checked_size
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.lifecycle import Lifecycle, require_timeout
-from kpl_core.records.outcome import Outcome, ResultHandle, ResultHandles
+from kpl_core.records.outcome import UNPUT, Outcome, ResultHandle, ResultHandles
 from kpl_core.records.record_result import INTERNAL, Attempt
 from kpl_core.records.user_record import Tier, UserRecord
 
@@ -394,13 +394,13 @@ class ThreadPuts(Generic[Handle]):
                 pipeline.put_pairs(pairs, (0, len(puts)), self._life.clock(), handles)
             if pipeline.attention:
                 self._life.own_streams().wake(stream)
-            for queued, outcome, index in zip(puts, handles.outcomes, handles.indices, strict=True):
-                if outcome is None:
+            for queued, number, index in zip(puts, handles.places[::2], handles.places[1::2], strict=True):
+                if number == UNPUT:
                     break
                 handle = queued.handle
                 # A thread that looks meanwhile must not find the outcome with the index of another record.
                 handle.index = index
-                handle.outcome = outcome
+                handle.outcome = handles.outcomes[number]
                 reached += 1
             # The others still have the room that was reserved for them.
             self._limit.release(records=reached - len(puts), size_bytes=-sum(sizes[reached:]))

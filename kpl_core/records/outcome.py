@@ -9,11 +9,14 @@ Attempts are a linked list, newest first, which all user records of the same att
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from kpl_core.records.record_result import Attempt, Place, RecordResult
+
+# The number of no outcome.
+UNPUT: Final = 2**32 - 1
 
 # Where else the user record is stored: in the spool, in the dead letters, or with a caller that retries a failed put.
 Origin = Literal["write_ahead", "replay", "redrive", "caller"]
@@ -189,18 +192,25 @@ class ResultHandle(msgspec.Struct, gc=False):
 
 
 class ResultHandles:
-    """What the handles of many user records need, by position, without an object for each."""
+    """What the handles of many user records need, by position, without an object for each.
 
-    __slots__ = ("indices", "outcomes")
+    `places` has two numbers for each: which of `outcomes` is its own, `UNPUT` until it is put, and its index there. An
+    outcome may stand there twice.
+    """
+
+    __slots__ = ("outcomes", "places")
 
     def __init__(self, count: int) -> None:
-        self.outcomes: list[Outcome] = [None] * count  # type: ignore[list-item] # until their user records are put
-        self.indices = array("I", (0,)) * count
+        self.outcomes: list[Outcome] = []
+        self.places = array("I", (UNPUT, 0)) * count
 
     def set(self, position: int, handle: ResultHandle) -> None:
         """Store the handle of the user record at `position`."""
-        self.outcomes[position] = handle.outcome
-        self.indices[position] = handle.index
+        outcomes = self.outcomes
+        if not outcomes or outcomes[-1] is not handle.outcome:
+            outcomes.append(handle.outcome)
+        self.places[2 * position] = len(outcomes) - 1
+        self.places[2 * position + 1] = handle.index
 
     def set_all(self, start: int, handles: Sequence[ResultHandle]) -> None:
         """Store the handles of the user records from `start` on."""

@@ -185,17 +185,16 @@ def all_delivered(deliveries: Deliveries) -> Answer | None:
 
     The records of one Kinesis record share their text.
     """
-    # By outcome: that of a Kinesis record belongs to all of its records.
-    texts: dict[Any, msgspec.Raw] = {}
+    texts: list[msgspec.Raw] = []
     count = len(deliveries)
-    for outcome in dict.fromkeys(deliveries.outcomes):
+    for outcome in deliveries.outcomes:
         sequence_number, shard_id = outcome.sequence_number, outcome.shard_id
         if sequence_number is None or shard_id is None or outcome.moved is not None:
             return None
         if count == 1:
             return one_delivered(sequence_number, shard_id)
-        texts[outcome] = msgspec.Raw(_encode(RecordAnswer(sequence_number, shard_id)))
-    records: Any = [texts[outcome] for outcome in deliveries.outcomes]
+        texts.append(msgspec.Raw(_encode(RecordAnswer(sequence_number, shard_id))))
+    records: Any = [texts[number] for number in deliveries.places[::2]]
     body = Delivered(ack="delivered", accepted=count, delivered=count, failed=0, records=records)
     return Answer(200, _encode(body))
 

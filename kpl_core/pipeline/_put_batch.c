@@ -1,0 +1,269 @@
+/* User records put one by one, which wait in a batch to be put together. Decision 57 says why, and until when.
+
+   Until then its deliveries share an outcome of its own. Then they get those of their aggregated records. If anything else
+   has that outcome, or waits for it, the user records move from it as others do. */
+
+#include "_open_record.h"
+
+static const double INSTANT = 0.001; /* seconds */
+
+/* What is free for normal user records: the base of `BufferLimit`, whose numbers Python code changes too. */
+static PyMemberDef room_members[] = {
+    {"free_records", T_PYSSIZET, offsetof(Room, free_records), 0, NULL},
+    {"free_bytes", T_PYSSIZET, offsetof(Room, free_bytes), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject RoomType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "kpl_core.pipeline._open_record.Room",
+    .tp_doc = "How many user records, and how many of their bytes, there is room for.",
+    .tp_basicsize = sizeof(Room),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_members = room_members,
+};
+
+/* Where a user record of a batch is afterwards; NULL after an error. */
+typedef struct {
+    PyObject *outcome;
+    Py_ssize_t index;
+} Landing;
+
+#if PY_VERSION_HEX < 0x030c0000
+static PyObject *PyErr_GetRaisedException(void)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL) PyException_SetTraceback(error, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error;
+}
+#endif
+
+static void keep_first(PyObject **error)
+{
+    PyObject *raised = PyErr_GetRaisedException();
+    if (*error == NULL) *error = raised;
+    else Py_XDECREF(raised);
+}
+
+static void release(const BatchedPut *put)
+{
+    Py_DECREF(put->key);
+    Py_DECREF(put->data);
+    Py_DECREF(put->delivery);
+}
+
+/* Let the pipeline put a record that opens or closes an aggregated record. Returns -1 with an error. */
+static int place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing *landing)
+{
+    PyObject *arguments[] = {NULL, put->key, put->data, now};
+    PyObject *handle = PyObject_Vectorcall(self->place, arguments + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *index = handle == NULL ? NULL : PyObject_GetAttrString(handle, "index");
+    if (index != NULL) *landing = (Landing){PyObject_GetAttrString(handle, "outcome"), PyLong_AsSsize_t(index)};
+    Py_XDECREF(index);
+    Py_XDECREF(handle);
+    return landing->outcome == NULL ? -1 : 0;
+}
+
+/* Tell those who have the outcome of the batch where its user records are. Returns -1 with an error. */
+static int move_all(PyObject *outcome, const Landing *landings, Py_ssize_t count)
+{
+    for (Py_ssize_t each = 0; each < count; each++) {
+        if (landings[each].outcome == NULL) continue;
+        Py_XDECREF(PyObject_CallMethod(outcome, "move", "nOn", each, landings[each].outcome, landings[each].index));
+        if (PyErr_Occurred()) return -1;
+    }
+    Py_XDECREF(PyObject_CallMethod(outcome, "wake", NULL));
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Hash the keys of these records, and find their open records. Returns the table of the router, NULL: it has none. */
+static PyObject *read_puts(PutBatch *self, const BatchedPut *puts, int count, Pair *block, ShardTable *shards)
+{
+    Md5Message messages[BLOCK];
+    PyObject *table = PyObject_GetAttrString(self->router, "table");
+    if (table == NULL || !PyTuple_CheckExact(table) || !read_table(table, shards)) Py_CLEAR(table);
+    PyErr_Clear();
+    for (int each = 0; each < count; each++) {
+        if (!read_record(puts[each].key, puts[each].data, &block[each])) Py_CLEAR(table);
+        else messages[each] = message_of(&block[each]);
+    }
+    if (table != NULL && shards->shards > 1) md5_of_each(messages, count);
+    if (table != NULL) find_records(block, count, shards);
+    return table;
+}
+
+/* Put up to BLOCK records. The others follow an error too, because they were accepted; the first one is kept. */
+static void put_block(PutBatch *self, const BatchedPut *puts, int count, PyObject *now, Landing *landings, PyObject **error)
+{
+    Pair block[BLOCK];
+    ShardTable shards;
+    PyObject *table = read_puts(self, puts, count, block, &shards);
+    for (int each = 0; each < count; each++) {
+        OpenRecord *record = table == NULL ? NULL : block[each].record;
+        if (record != NULL && append_one(record, block[each].key, NULL, puts[each].data, block[each].size, now) > 0) {
+            landings[each] = (Landing){Py_NewRef(record->outcome), PyList_GET_SIZE(record->arrivals) - 1};
+            continue;
+        }
+        PyErr_Clear();
+        if (place(self, &puts[each], now, &landings[each]) < 0) keep_first(error);
+        /* It may have run any code. */
+        if (table != NULL) find_records(block + each, count - each, &shards);
+    }
+    Py_XDECREF(table);
+}
+
+/* Give each delivery its outcome and index; or, if anything else has that of the batch or waits for it, let them move. */
+static int land(PutBatch *self, const BatchedPut *puts, int count, PyObject *outcome, const Landing *landings)
+{
+    PyObject *waiters = PyObject_GetAttrString(outcome, "waiters");
+    Py_XDECREF(waiters);
+    if (Py_REFCNT(outcome) != count + 1 || waiters != Py_None) return move_all(outcome, landings, count);
+    for (int each = 0; each < count; each++) {
+        if (landings[each].outcome == NULL || Py_REFCNT(puts[each].delivery) == 1) continue;
+        if (set_delivery(&self->delivery, puts[each].delivery, landings[each].outcome, landings[each].index) < 0) return -1;
+    }
+    return 0;
+}
+
+/* Put the records of the batch. Returns -1 with an error, after all that can be put. */
+static int drain(PutBatch *self)
+{
+    BatchedPut puts[BATCH];
+    Landing landings[BATCH] = {0};
+    PyObject *error = NULL, *outcome = self->outcome, *now = self->now;
+    int count = (int)self->count;
+    if (count == 0) return 0;
+    memcpy(puts, self->puts, count * sizeof(BatchedPut)); /* a hook may put meanwhile, into the next batch */
+    self->outcome = self->now = NULL;
+    self->count = self->bytes = 0;
+    for (int start = 0; start < count; start += BLOCK)
+        put_block(self, puts + start, count - start < BLOCK ? count - start : BLOCK, now, landings + start, &error);
+    if (land(self, puts, count, outcome, landings) < 0) keep_first(&error);
+    for (int each = 0; each < count; each++) {
+        release(&puts[each]);
+        Py_XDECREF(landings[each].outcome);
+    }
+    Py_DECREF(outcome);
+    Py_DECREF(now);
+    if (error == NULL) return 0;
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+    return -1;
+}
+
+/* Drain a batch that is older than an instant; begin one if the pipeline will be polled in time. 0: it will not. -1: error. */
+static int prepare(PutBatch *self, PyObject *now, int *was_drained)
+{
+    if (!PyFloat_CheckExact(now)) return 0;
+    double at = PyFloat_AS_DOUBLE(now);
+    if (self->count > 0 && at - PyFloat_AS_DOUBLE(self->now) > INSTANT) {
+        *was_drained = 1;
+        if (drain(self) < 0) return -1;
+    }
+    if (self->count > 0 || at < self->opens_at) return self->count > 0;
+    PyObject *outcome = new_outcome();
+    if (outcome == NULL) return -1;
+    Py_XSETREF(self->outcome, outcome);
+    Py_XSETREF(self->now, Py_NewRef(now));
+    return 1;
+}
+
+PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, int *was_drained)
+{
+    if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key) || !PyBytes_CheckExact(data)) return NULL;
+    Py_ssize_t characters = PyUnicode_GET_LENGTH(key), size = characters + PyBytes_GET_SIZE(data);
+    if (characters == 0 || characters > MOST_CHARACTERS || size > self->most) return NULL;
+    if (prepare(self, now, was_drained) <= 0) return NULL;
+    if (self->room->free_records < 1 || self->room->free_bytes < size) return NULL;
+    PyObject *delivery = new_delivery(&self->delivery, self->outcome, self->count);
+    if (delivery == NULL) return NULL;
+    __builtin_prefetch((char *)data + CACHE_LINE);
+    __builtin_prefetch((char *)data + 2 * CACHE_LINE);
+    self->puts[self->count++] = (BatchedPut){Py_NewRef(key), Py_NewRef(data), Py_NewRef(delivery)};
+    self->bytes += size;
+    self->room->free_records--;
+    self->room->free_bytes -= size;
+    if (self->count < BATCH && self->count < self->limit && self->bytes < FULL_BYTES) return delivery;
+    *was_drained = 1;
+    if (drain(self) < 0) Py_CLEAR(delivery);
+    return delivery;
+}
+
+static PyObject *drain_method(PutBatch *self, PyObject *Py_UNUSED(ignored))
+{
+    if (drain(self) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *new_batch(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords))
+{
+    PyObject *router, *room, *delivery;
+    if (!PyArg_ParseTuple(arguments, "OO!O", &router, &RoomType, &room, &delivery)) return NULL;
+    PutBatch *self = (PutBatch *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->router = Py_NewRef(router);
+    self->room = (Room *)Py_NewRef(room);
+    self->place = Py_NewRef(Py_None);
+    self->opens_at = Py_HUGE_VAL;
+    self->limit = BATCH;
+    if (!read_class(delivery, &self->delivery)) Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int traverse_batch(PutBatch *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->router);
+    Py_VISIT(self->place);
+    return 0;
+}
+
+static int clear_batch(PutBatch *self)
+{
+    Py_CLEAR(self->router);
+    Py_CLEAR(self->place);
+    return 0;
+}
+
+static void deallocate_batch(PutBatch *self)
+{
+    PyObject_GC_UnTrack(self);
+    while (self->count > 0) release(&self->puts[--self->count]);
+    clear_batch(self);
+    Py_XDECREF(self->room);
+    Py_XDECREF(self->delivery.type);
+    Py_XDECREF(self->outcome);
+    Py_XDECREF(self->now);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef batch_methods[] = {
+    {"drain", (PyCFunction)drain_method, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef batch_members[] = {
+    {"count", T_PYSSIZET, offsetof(PutBatch, count), READONLY, NULL},
+    {"limit", T_PYSSIZET, offsetof(PutBatch, limit), 0, NULL},
+    {"most", T_PYSSIZET, offsetof(PutBatch, most), 0, NULL},
+    {"place", T_OBJECT_EX, offsetof(PutBatch, place), 0, NULL},
+    {"opens_at", T_DOUBLE, offsetof(PutBatch, opens_at), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject PutBatchType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "kpl_core.pipeline._open_record.PutBatch",
+    .tp_doc = "User records of one stream that wait to be put together.",
+    .tp_basicsize = sizeof(PutBatch),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = new_batch,
+    .tp_traverse = (traverseproc)traverse_batch,
+    .tp_clear = (inquiry)clear_batch,
+    .tp_dealloc = (destructor)deallocate_batch,
+    .tp_methods = batch_methods,
+    .tp_members = batch_members,
+};
