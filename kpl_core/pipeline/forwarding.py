@@ -273,6 +273,13 @@ class Forwarder:
             self._aggregator.close_due(by, places)
             self.limit_closed(now)
 
+    def let_in(self, fair: FairIntake, now: float) -> None:
+        """Let user records in, in fair order, until something waits for tokens again."""
+        while (detached := fair.next_ready(now)) is not None:
+            self._reaggregator.add((detached,), now)
+            self._generations.release(detached.generation)
+            self.limit_closed(now)
+
     def expire(self, records: Iterable[KinesisRecord], now: float) -> None:
         """Fail the expired user records of these Kinesis records; the others travel on."""
         for record in records:

@@ -86,9 +86,11 @@ class StreamPipeline:
         self._forwarder = Forwarder(stages, self.reaggregator, gate)
         self._in_flight: set[PutRecordsRequest] = set()
         self._in_order = stages.config.ordering == "per_key"
-        self._next_shards: tuple[Shard, ...] | None = None  # while one is in flight that those it moves could overtake
+        # A newer shard map. It waits until no record is in flight that the records it moves could overtake.
+        self._next_shards: tuple[Shard, ...] | None = None
         self._promised_wakeup = now
-        self.attention = False  # a put wants it earlier than the last poll's `wakeup`; the driver clears it
+        # True if a put wants attention earlier than the last poll's `wakeup`. The driver clears it.
+        self.attention = False
 
     # A record comes in
 
@@ -122,12 +124,13 @@ class StreamPipeline:
         if (free_records < 0 or free_bytes < 0) and not limit.has_room(size_bytes=size):
             return self._overflow(UserRecord(partition_key, data), limit.full(), now)
         limit.free_records, limit.free_bytes = free_records, free_bytes
-        if open_record and (appended := open_record.append(partition_key, key_entry, data, size, now)) is not None:
-            return appended
-        # It opens or closes a record, or makes one of its own.
-        delivery = (lane.add_any if open_record else lane.add)(partition_key, key_entry, data, size, now)
-        if self._output.has_closed:
-            self._attend(now)
+        delivery = None if open_record is None else open_record.append(partition_key, key_entry, data, size, now)
+        if delivery is None:
+            # It opens or closes a record, or makes one of its own.
+            add = lane.add if open_record is None else lane.add_any
+            delivery = add(partition_key, key_entry, data, size, now)
+            if self._output.has_closed:
+                self._attend(now)
         return delivery
 
     def _place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
@@ -139,13 +142,17 @@ class StreamPipeline:
         return handle
 
     def put_pairs(self, records: list[Any], part: tuple[int, int], now: float, handles: ResultHandles) -> int:
-        """Accept this part of checked records, up to one that is not a pair or finds no room; return its position."""
+        """Accept checked user records in this part of a list as `put` does each, and store their handles.
+
+        Returns the position of the first record that is not a pair of key and data, or finds no room.
+        """
         position, end = part
         if not self._is_direct:
             return self._put_each(records, position, end, now, handles)
         limit = self._buffer_limit
         self._batch.drain()
-        if self._output.has_closed:  # by something else than a put, such as a new shard map
+        if self._output.has_closed:
+            # Something else than a put has closed a record, such as a new shard map.
             self._attend(now)
         while position < end:
             room = limit.free_records, limit.free_bytes
@@ -168,9 +175,13 @@ class StreamPipeline:
         return position
 
     def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> ResultHandle:
-        """Accept any user record; raises as `put`, and NotSpooled. With an `origin` a durable store still has it."""
+        """Accept any user record; raises as `put`, and NotSpooled. With an `origin` a durable store still has it.
+
+        A record from a caller that finds no room goes to the disk where one is configured for that.
+        """
         record = with_bytes(record)
-        self._batch.drain()
+        if self._batch.count:
+            self._batch.drain()
         try:
             return self._accept(record, now, origin)
         except BufferFull as full:
@@ -300,7 +311,8 @@ class StreamPipeline:
 
     def poll(self, now: float, free_requests: int) -> Poll:
         """Let time pass; return the requests to send, at most `free_requests`, and when to poll again."""
-        self._batch.drain()
+        if self._batch.count:
+            self._batch.drain()
         if self.limiter.is_paused:
             # Full requests may leave only below, so the limiter still waits for them.
             self._pause_limiter(now, may_send=False)
@@ -309,7 +321,7 @@ class StreamPipeline:
             # The rest of an expired aggregated record was aggregated again, and may have filled what it joined.
             self._forwarder.limit_closed(now)
         if self.fair is not None:
-            self._let_in(self.fair, now)
+            self._forwarder.let_in(self.fair, now)
         requests: list[PutRecordsRequest] = []
         while (wants_more := self._send_queue.is_due(now)) and len(requests) < free_requests:
             self._forwarder.fill_up(now)
@@ -326,7 +338,8 @@ class StreamPipeline:
         if wants_more or self.limiter.is_paused or self._next_shards is not None or self._send_queue.pause.is_failing:
             self._pause_limiter(now, may_send=may_send)
         self._promised_wakeup = wakeup = max(now, self._earliest_wakeup(may_send=may_send))
-        self._batch.opens_at = wakeup - self._output.rules.buffered_seconds  # what waits until `wakeup` is in time
+        # A record that waits in the batch until then is in time: it may wait as long for others of its shard.
+        self._batch.opens_at = wakeup - self._output.rules.buffered_seconds
         return Poll(requests, wakeup, wants_more)
 
     def _advance(self, now: float) -> None:
@@ -349,13 +362,6 @@ class StreamPipeline:
             self._forwarder.expire(expired, now)
         if self._retrier.next_at <= now:
             self._forwarder.retry(self._retrier.overdue(now), now)
-
-    def _let_in(self, fair: FairIntake, now: float) -> None:
-        """Let user records in, in fair order, until something waits for tokens again."""
-        while (detached := fair.next_ready(now)) is not None:
-            self.reaggregator.add((detached,), now)
-            self._generations.release(detached.generation)
-            self._forwarder.limit_closed(now)
 
     def _pause_limiter(self, now: float, *, may_send: bool) -> None:
         next_shards = self._next_shards
@@ -384,7 +390,8 @@ class StreamPipeline:
         """Finish, retry or fail the records of a request. An answer after `abandon` comes too late."""
         if request not in self._in_flight:
             return
-        self._batch.drain()
+        if self._batch.count:
+            self._batch.drain()
         self._in_flight.remove(request)
         if self.fair is not None:
             self.fair.answered(request.records)
@@ -404,7 +411,7 @@ class StreamPipeline:
         if self._next_shards is not None:
             self.shards_changed(self._next_shards, now)
         if self.fair is not None:
-            self._let_in(self.fair, now)
+            self._forwarder.let_in(self.fair, now)
         self.attention = True
 
     # Flush and close
@@ -421,14 +428,17 @@ class StreamPipeline:
         return self._generations.is_finished(generation)
 
     def drain_force(self, now: float) -> None:
-        """Let what has not expired leave, from now on without tokens. What the service refuses still backs off."""
+        """Let everything leave that has not expired, without tokens, because a close runs out of time.
+
+        From now on no record waits for tokens. A record that the service refuses still backs off.
+        """
         self._batch.drain()
         if self.fair is not None:
             self.fair.force()
         self._send_queue.pause.lift()
         self._forwarder.drain_all(now)
         if self.fair is not None:
-            self._let_in(self.fair, now)
+            self._forwarder.let_in(self.fair, now)
             self._forwarder.drain_all(now)
         self.attention = True
 
@@ -475,26 +485,14 @@ class StreamPipeline:
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:
         """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""
         self._output.opening_context = opening_context
-        self._batch.limit = BATCH if opening_context is None else 1  # each is put at once, in its own context
+        # With a context each record is put at once, in its own.
+        self._batch.limit = BATCH if opening_context is None else 1
 
     def statistics(self) -> PipelineStatistics:
         """Count the user records in every stage, in flight, and in what fills the places."""
-        stages, ledger, gate = self.stages, self.ledger, self.gate
-        return PipelineStatistics(
-            accepted=self._batch.count + self._aggregator.accepted + stages.accepted_detached - stages.returned.total(),
-            delivered=ledger.delivered,
-            failed=dict(ledger.failed),
-            aggregating=stages.aggregating_count,
-            limited=self.limiter.user_record_count,
-            collected=self._send_queue.user_record_count,
-            in_flight=sum(len(record.arrivals) for request in self._in_flight for record in request.records),
-            backing_off=self._backoff_queue.user_record_count + (0 if gate is None else gate.user_record_count),
-            held=self._retrier.user_records_awaiting_map,
+        return self.stages.statistics(
+            self._in_flight,
+            self.gate,
             queueing=0 if self.fair is None else self.fair.waiting.user_record_count,
-            keeping=ledger.pending_count + (0 if self.write_ahead is None else self.write_ahead.count),
-            spooled=ledger.kept["spooled"],
-            dead_lettered=ledger.kept["dead_lettered"],
-            replayed=stages.returned["replay"],
-            redriven=stages.returned["redrive"],
-            breakers={} if gate is None else gate.states,
+            before_disk=0 if self.write_ahead is None else self.write_ahead.count,
         )

@@ -12,7 +12,7 @@ An empty place is None, and the hot path does not look at it. `Gate` is all that
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from kpl_core.hooks import Fact
@@ -31,6 +31,7 @@ from kpl_core.pipeline.send_queue import SendingPause, SendQueue
 from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle
+from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
@@ -169,4 +170,28 @@ class Stages:
             outcome=outcome,
             index=0,
             history=None,
+        )
+
+    def statistics(
+        self, in_flight: Iterable[PutRecordsRequest], gate: Gate | None, *, queueing: int, before_disk: int
+    ) -> PipelineStatistics:
+        """Count the user records in the stages, in flight, at the gate, and those that wait in the intakes."""
+        ledger = self.ledger
+        return PipelineStatistics(
+            accepted=self.batch.count + self.aggregator.accepted + self.accepted_detached - self.returned.total(),
+            delivered=ledger.delivered,
+            failed=dict(ledger.failed),
+            aggregating=self.aggregating_count,
+            limited=self.limiter.user_record_count,
+            collected=self.send_queue.user_record_count,
+            in_flight=sum(len(record.arrivals) for request in in_flight for record in request.records),
+            backing_off=self.backoff_queue.user_record_count + (0 if gate is None else gate.user_record_count),
+            held=self.retrier.user_records_awaiting_map,
+            queueing=queueing,
+            keeping=ledger.pending_count + before_disk,
+            spooled=ledger.kept["spooled"],
+            dead_lettered=ledger.kept["dead_lettered"],
+            replayed=self.returned["replay"],
+            redriven=self.returned["redrive"],
+            breakers={} if gate is None else gate.states,
         )
