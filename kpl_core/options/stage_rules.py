@@ -35,6 +35,11 @@ class AggregationRules(msgspec.Struct, frozen=True, kw_only=True):
     # An open aggregated record with at most this much of its time left joins the next outgoing request.
     company_seconds: float = 0.0
 
+    @property
+    def any_count(self) -> bool:
+        """Return True if an aggregated record takes as many user records as fit."""
+        return self.enabled and self.count_limit is None
+
 
 class ShardRules(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one shard. An idle shard accepts `burst_seconds` of its rates at once."""

@@ -109,15 +109,6 @@ PyTypeObject KnownType = {
     .tp_iternext = (iternextfunc)raise_value,
 };
 
-/* Return an awaitable with this value, whose reference it takes over. */
-static PyObject *known(PyObject *value)
-{
-    Known *made = PyObject_New(Known, &KnownType);
-    if (made == NULL) Py_DECREF(value);
-    else made->value = value;
-    return (PyObject *)made;
-}
-
 /* The classes whose slots are known: that of outcomes, and that of the deliveries that were awaited last. */
 static struct {
     PyTypeObject *type;
@@ -125,14 +116,14 @@ static struct {
 } outcomes;
 static DeliveryClass deliveries;
 
-/* Return the result of a delivery, or NULL: it is not known, or only the version in Python finds it. */
+/* Return the result of a delivery (borrowed), or NULL: it is not known, or only the version in Python finds it. */
 static PyObject *shared_result(PyObject *delivery)
 {
     PyObject *outcome = Py_IS_TYPE(delivery, deliveries.type) ? *slot_at(delivery, deliveries.outcome_at) : NULL;
     if (outcome == NULL || !Py_IS_TYPE(outcome, outcomes.type)) return NULL;
     if (*slot_at(outcome, outcomes.settled_at) != Py_True || *slot_at(outcome, outcomes.moved_at) != Py_None) return NULL;
     PyObject *result = *slot_at(outcome, outcomes.shared_at);
-    return result == Py_None ? NULL : Py_XNewRef(result);
+    return result == Py_None ? NULL : result;
 }
 
 PyObject *call_await(PyObject *callable, PyObject *const *given, size_t flags, PyObject *names)
@@ -145,15 +136,11 @@ PyObject *call_await(PyObject *callable, PyObject *const *given, size_t flags, P
         }
         PyErr_Clear();
         PyObject *result = shared_result(given[0]);
-        if (result != NULL) return known(result);
+        Known *known = result == NULL ? NULL : PyObject_New(Known, &KnownType);
+        if (known != NULL) known->value = Py_NewRef(result);
+        if (result != NULL) return (PyObject *)known;
     }
     return PyObject_Vectorcall(((PutMethod *)callable)->function, given, flags, names);
-}
-
-PyObject *new_outcome(void)
-{
-    if (!require(outcomes.type != NULL, "outcomes that are known")) return NULL;
-    return PyObject_CallNoArgs((PyObject *)outcomes.type);
 }
 
 PyObject *use_outcomes(PyObject *Py_UNUSED(module), PyObject *type)

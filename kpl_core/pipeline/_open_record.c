@@ -385,8 +385,7 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__open_record(void)
 {
-    if (PyType_Ready(&OpenRecordType) < 0 || PyType_Ready(&KnownType) < 0 || PyType_Ready(&RoomType) < 0 ||
-        PyType_Ready(&PutBatchType) < 0 || begin_put_one() < 0) return NULL;
+    if (PyType_Ready(&KnownType) < 0 || begin_put_one() < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     if (PyModule_AddType(module, &OpenRecordType) < 0 || PyModule_AddType(module, &RoomType) < 0 ||

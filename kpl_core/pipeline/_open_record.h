@@ -13,7 +13,7 @@ enum { DIGEST_BYTES = 16, ENVELOPE_BYTES = 20, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x
 enum { MOST_CHARACTERS = 256, LONGEST_ENTRY = 3 + 4 * MOST_CHARACTERS };
 
 /* So many records are read and hashed before the first of them is appended; and so many puts, or bytes, are a full batch. */
-enum { BLOCK = 16, BATCH = 64, FULL_BYTES = 65536 };
+enum { BLOCK = 16, BATCH = 64, BATCH_BYTES = 65536 };
 
 typedef struct {
     char *bytes;
@@ -86,15 +86,15 @@ typedef struct {
     PyObject *key, *data, *delivery;
 } BatchedPut;
 
+/* open_record.py documents the arguments and members. */
 typedef struct {
     PyObject_HEAD
-    PyObject *router; /* with the `table` of shards */
+    PyObject *pipeline, *router;
     Room *room;
-    PyObject *place;  /* puts a record that no open record takes: called with key, data and time */
     DeliveryClass delivery;
-    Py_ssize_t most, limit; /* bytes of key and data of a record; records of a full batch */
-    double opens_at;  /* from then on a record may wait here: the pipeline will be polled in time */
-    PyObject *outcome, *now;
+    Py_ssize_t most, limit;
+    double opens_at;
+    PyObject *outcome, *now; /* of the records that wait */
     Py_ssize_t count, bytes;
     BatchedPut puts[BATCH];
 } PutBatch;
@@ -124,10 +124,9 @@ PyObject *call_await(PyObject *callable, PyObject *const *given, size_t flags, P
 int read_class(PyObject *type, DeliveryClass *class);
 PyObject *new_delivery(const DeliveryClass *class, PyObject *outcome, Py_ssize_t index);
 PyObject *last_delivery(OpenRecord *self);
-PyObject *new_outcome(void);
 int set_delivery(const DeliveryClass *class, PyObject *delivery, PyObject *outcome, Py_ssize_t index);
 /* Put a user record into a batch and return its delivery. NULL without an error: the method in Python does it. */
-PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, int *was_drained);
+PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, PyObject *producer, PyObject *stream);
 int read_record(PyObject *key, PyObject *data, Pair *pair);
 int read_table(PyObject *given, ShardTable *table);
 Md5Message message_of(Pair *pair);

@@ -7,7 +7,6 @@
 
 static const double INSTANT = 0.001; /* seconds */
 
-/* What is free for normal user records: the base of `BufferLimit`, whose numbers Python code changes too. */
 static PyMemberDef room_members[] = {
     {"free_records", T_PYSSIZET, offsetof(Room, free_records), 0, NULL},
     {"free_bytes", T_PYSSIZET, offsetof(Room, free_bytes), 0, NULL},
@@ -30,22 +29,36 @@ typedef struct {
     Py_ssize_t index;
 } Landing;
 
-#if PY_VERSION_HEX < 0x030c0000
-static PyObject *PyErr_GetRaisedException(void)
+/* Take the error that is set, NULL without one. */
+static PyObject *take_error(void)
 {
+#if PY_VERSION_HEX < 0x030c0000
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
+    if (type == NULL) return NULL;
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL) PyException_SetTraceback(error, trace);
-    Py_XDECREF(type);
+    Py_DECREF(type);
     Py_XDECREF(trace);
     return error;
-}
+#else
+    return PyErr_GetRaisedException();
 #endif
+}
 
+/* Raise a kept error, if there is one. Returns -1 then. */
+static int raise_kept(PyObject *error)
+{
+    if (error == NULL) return 0;
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+    return -1;
+}
+
+/* Keep the error that is set, if any, unless there was one before. */
 static void keep_first(PyObject **error)
 {
-    PyObject *raised = PyErr_GetRaisedException();
+    PyObject *raised = take_error();
     if (*error == NULL) *error = raised;
     else Py_XDECREF(raised);
 }
@@ -57,16 +70,24 @@ static void release(const BatchedPut *put)
     Py_DECREF(put->delivery);
 }
 
-/* Let the pipeline put a record that opens or closes an aggregated record. Returns -1 with an error. */
-static int place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing *landing)
+/* Let the pipeline put a record that opens or closes an aggregated record. If that fails, the record has failed, and only
+   what is no Exception is kept. */
+static void place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing *landing, PyObject **error)
 {
-    PyObject *arguments[] = {NULL, put->key, put->data, now};
-    PyObject *handle = PyObject_Vectorcall(self->place, arguments + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *handle = PyObject_CallMethod(self->pipeline, "place", "OOO", put->key, put->data, now);
+    if (handle == NULL) {
+        PyObject *raised = take_error();
+        if (*error == NULL && !PyErr_GivenExceptionMatches(raised, PyExc_Exception)) *error = Py_NewRef(raised);
+        handle = PyObject_CallMethod(self->pipeline, "fail_put", "OOOO", put->key, put->data, now, raised);
+        Py_DECREF(raised);
+    }
     PyObject *index = handle == NULL ? NULL : PyObject_GetAttrString(handle, "index");
     if (index != NULL) *landing = (Landing){PyObject_GetAttrString(handle, "outcome"), PyLong_AsSsize_t(index)};
     Py_XDECREF(index);
     Py_XDECREF(handle);
-    return landing->outcome == NULL ? -1 : 0;
+    keep_first(error);
+    Py_XDECREF(PyObject_CallMethod(self->pipeline, "attend", "O", now));
+    keep_first(error);
 }
 
 /* Tell those who have the outcome of the batch where its user records are. Returns -1 with an error. */
@@ -110,7 +131,7 @@ static void put_block(PutBatch *self, const BatchedPut *puts, int count, PyObjec
             continue;
         }
         PyErr_Clear();
-        if (place(self, &puts[each], now, &landings[each]) < 0) keep_first(error);
+        place(self, &puts[each], now, &landings[each], error);
         /* It may have run any code. */
         if (table != NULL) find_records(block + each, count - each, &shards);
     }
@@ -150,35 +171,43 @@ static int drain(PutBatch *self)
     }
     Py_DECREF(outcome);
     Py_DECREF(now);
-    if (error == NULL) return 0;
-    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_DECREF(error);
-    return -1;
+    return raise_kept(error);
+}
+
+/* Drain the batch for a producer, which wakes the stream if the pipeline wants that. Returns -1 with an error. */
+static int drain_and_wake(PutBatch *self, PyObject *producer, PyObject *stream)
+{
+    PyObject *error = drain(self) < 0 ? take_error() : NULL;
+    PyObject *attention = PyObject_GetAttrString(self->pipeline, "attention");
+    if (attention == Py_True) Py_XDECREF(PyObject_CallMethod(producer, "_wake", "O", stream));
+    Py_XDECREF(attention);
+    keep_first(&error);
+    return raise_kept(error);
 }
 
 /* Drain a batch that is older than an instant; begin one if the pipeline will be polled in time. 0: it will not. -1: error. */
-static int prepare(PutBatch *self, PyObject *now, int *was_drained)
+static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *stream)
 {
     if (!PyFloat_CheckExact(now)) return 0;
     double at = PyFloat_AS_DOUBLE(now);
-    if (self->count > 0 && at - PyFloat_AS_DOUBLE(self->now) > INSTANT) {
-        *was_drained = 1;
-        if (drain(self) < 0) return -1;
-    }
+    if (self->count > 0 && at - PyFloat_AS_DOUBLE(self->now) > INSTANT && drain_and_wake(self, producer, stream) < 0) return -1;
     if (self->count > 0 || at < self->opens_at) return self->count > 0;
-    PyObject *outcome = new_outcome();
+    PyObject *outcome = PyObject_CallMethod(self->pipeline, "new_outcome", NULL);
     if (outcome == NULL) return -1;
-    Py_XSETREF(self->outcome, outcome);
-    Py_XSETREF(self->now, Py_NewRef(now));
+    if (self->count == 0) { /* else a signal handler has begun it meanwhile */
+        Py_XSETREF(self->outcome, Py_NewRef(outcome));
+        Py_XSETREF(self->now, Py_NewRef(now));
+    }
+    Py_DECREF(outcome);
     return 1;
 }
 
-PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, int *was_drained)
+PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, PyObject *producer, PyObject *stream)
 {
     if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key) || !PyBytes_CheckExact(data)) return NULL;
     Py_ssize_t characters = PyUnicode_GET_LENGTH(key), size = characters + PyBytes_GET_SIZE(data);
     if (characters == 0 || characters > MOST_CHARACTERS || size > self->most) return NULL;
-    if (prepare(self, now, was_drained) <= 0) return NULL;
+    if (prepare(self, now, producer, stream) <= 0) return NULL;
     if (self->room->free_records < 1 || self->room->free_bytes < size) return NULL;
     PyObject *delivery = new_delivery(&self->delivery, self->outcome, self->count);
     if (delivery == NULL) return NULL;
@@ -188,9 +217,8 @@ PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *
     self->bytes += size;
     self->room->free_records--;
     self->room->free_bytes -= size;
-    if (self->count < BATCH && self->count < self->limit && self->bytes < FULL_BYTES) return delivery;
-    *was_drained = 1;
-    if (drain(self) < 0) Py_CLEAR(delivery);
+    if (self->count < BATCH && self->count < self->limit && self->bytes < BATCH_BYTES) return delivery;
+    if (drain_and_wake(self, producer, stream) < 0) Py_CLEAR(delivery);
     return delivery;
 }
 
@@ -202,13 +230,13 @@ static PyObject *drain_method(PutBatch *self, PyObject *Py_UNUSED(ignored))
 
 static PyObject *new_batch(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords))
 {
-    PyObject *router, *room, *delivery;
-    if (!PyArg_ParseTuple(arguments, "OO!O", &router, &RoomType, &room, &delivery)) return NULL;
+    PyObject *pipeline, *router, *room, *delivery;
+    if (!PyArg_ParseTuple(arguments, "OOO!O", &pipeline, &router, &RoomType, &room, &delivery)) return NULL;
     PutBatch *self = (PutBatch *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
+    self->pipeline = Py_NewRef(pipeline);
     self->router = Py_NewRef(router);
     self->room = (Room *)Py_NewRef(room);
-    self->place = Py_NewRef(Py_None);
     self->opens_at = Py_HUGE_VAL;
     self->limit = BATCH;
     if (!read_class(delivery, &self->delivery)) Py_CLEAR(self);
@@ -217,22 +245,22 @@ static PyObject *new_batch(PyTypeObject *type, PyObject *arguments, PyObject *Py
 
 static int traverse_batch(PutBatch *self, visitproc visit, void *arg)
 {
+    Py_VISIT(self->pipeline);
     Py_VISIT(self->router);
-    Py_VISIT(self->place);
     return 0;
 }
 
 static int clear_batch(PutBatch *self)
 {
+    while (self->count > 0) release(&self->puts[--self->count]);
+    Py_CLEAR(self->pipeline);
     Py_CLEAR(self->router);
-    Py_CLEAR(self->place);
     return 0;
 }
 
 static void deallocate_batch(PutBatch *self)
 {
     PyObject_GC_UnTrack(self);
-    while (self->count > 0) release(&self->puts[--self->count]);
     clear_batch(self);
     Py_XDECREF(self->room);
     Py_XDECREF(self->delivery.type);
@@ -249,7 +277,6 @@ static PyMemberDef batch_members[] = {
     {"count", T_PYSSIZET, offsetof(PutBatch, count), READONLY, NULL},
     {"limit", T_PYSSIZET, offsetof(PutBatch, limit), 0, NULL},
     {"most", T_PYSSIZET, offsetof(PutBatch, most), 0, NULL},
-    {"place", T_OBJECT_EX, offsetof(PutBatch, place), 0, NULL},
     {"opens_at", T_DOUBLE, offsetof(PutBatch, opens_at), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };

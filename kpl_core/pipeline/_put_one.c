@@ -6,11 +6,12 @@
 
 #include "_open_record.h"
 
-/* The arguments of a put. The first NAMED are those that it takes, the others have a value that is the default. */
-enum { STREAM, KEY, DATA, NAMED, TIER = NAMED, FLOW, EXPLICIT, METADATA, ARGUMENTS };
-static const char *const argument_texts[] = {"stream", "partition_key", "data", "tier", "flow", "explicit_hash_key", "metadata"};
-static PyObject *argument_names[ARGUMENTS];
-static PyObject *entrance_name, *streams_name, *thread_name, *attention_name, *wake_name;
+/* The arguments of a put, of which it takes the first NAMED, and the others have a value that is the default; attributes. */
+enum { STREAM, KEY, DATA, NAMED, TIER = NAMED, FLOW, EXPLICIT, METADATA, ARGUMENTS,
+       ENTRANCE = ARGUMENTS, OWN_STREAMS, THREAD_ID, NAMES };
+static const char *const texts[] = {"stream", "partition_key", "data", "tier", "flow", "explicit_hash_key", "metadata",
+                                    "entrance", "_own_streams", "_thread_id"};
+static PyObject *interned[NAMES];
 
 /* A forked child has the thread of its parent's event loop, but not the loop. */
 static unsigned long forks;
@@ -24,7 +25,7 @@ PyObject *count_forks(PyObject *Py_UNUSED(module), PyObject *more)
    which asyncio asks the system for the process. Of others it is given what says whether they run, and their thread. */
 static int runs_here(PyObject *loop, PyObject *of_thread)
 {
-    PyObject *thread = of_thread == Py_None ? PyObject_GetAttr(loop, thread_name) : Py_NewRef(of_thread);
+    PyObject *thread = of_thread == Py_None ? PyObject_GetAttr(loop, interned[THREAD_ID]) : Py_NewRef(of_thread);
     unsigned long ident = thread != NULL && PyLong_CheckExact(thread) ? PyLong_AsUnsignedLong(thread) : 0;
     Py_XDECREF(thread);
     int is_here = ident != 0 && ident == PyThread_get_thread_ident();
@@ -49,16 +50,10 @@ static PyObject *put_into(PyObject *streams, PyObject *producer, PyObject *const
     PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 2)), *delivery = NULL;
     if (now == NULL) return NULL;
     PyObject *pipeline = Py_XNewRef(PyDict_GetItemWithError(PyTuple_GET_ITEM(streams, 3), arguments[STREAM]));
-    PyObject *batch = pipeline == NULL ? NULL : PyObject_GetAttr(pipeline, entrance_name);
+    PyObject *batch = pipeline == NULL ? NULL : PyObject_GetAttr(pipeline, interned[ENTRANCE]);
     if (batch == NULL) PyErr_Clear();
-    else if (Py_IS_TYPE(batch, &PutBatchType)) {
-        int was_drained = 0;
-        delivery = put_in_batch((PutBatch *)batch, arguments[KEY], arguments[DATA], now, &was_drained);
-        PyObject *attention = delivery != NULL && was_drained ? PyObject_GetAttr(pipeline, attention_name) : NULL;
-        if (attention == Py_True) Py_XDECREF(PyObject_CallMethodOneArg(producer, wake_name, arguments[STREAM]));
-        Py_XDECREF(attention);
-        if (PyErr_Occurred()) Py_CLEAR(delivery);
-    }
+    else if (Py_IS_TYPE(batch, &PutBatchType))
+        delivery = put_in_batch((PutBatch *)batch, arguments[KEY], arguments[DATA], now, producer, arguments[STREAM]);
     Py_XDECREF(batch);
     Py_XDECREF(pipeline);
     Py_DECREF(now);
@@ -73,7 +68,7 @@ static int read_arguments(PyObject *const *given, Py_ssize_t positional, PyObjec
     for (Py_ssize_t each = 0; each < PyTuple_GET_SIZE(names); each++) {
         PyObject *value = given[positional + each];
         int argument = 0;
-        while (argument < ARGUMENTS && PyTuple_GET_ITEM(names, each) != argument_names[argument]) argument++;
+        while (argument < ARGUMENTS && PyTuple_GET_ITEM(names, each) != interned[argument]) argument++;
         if (argument == ARGUMENTS) return 0;
         if (argument < NAMED) {
             if (arguments[argument] != NULL) return 0;
@@ -93,7 +88,7 @@ static PyObject *call_put(PyObject *callable, PyObject *const *given, size_t fla
     if (positional >= 1 && read_arguments(given, positional, names, arguments)) {
         if (PyByteArray_CheckExact(arguments[DATA]) || PyMemoryView_Check(arguments[DATA]))
             arguments[DATA] = own = PyObject_CallOneArg((PyObject *)&PyBytes_Type, arguments[DATA]);
-        PyObject *streams = arguments[DATA] == NULL ? NULL : PyObject_GetAttr(given[0], streams_name);
+        PyObject *streams = arguments[DATA] == NULL ? NULL : PyObject_GetAttr(given[0], interned[OWN_STREAMS]);
         if (streams == NULL) PyErr_Clear();
         PyObject *delivery = streams == NULL ? NULL : put_into(streams, given[0], arguments);
         Py_XDECREF(streams);
@@ -155,18 +150,11 @@ PyTypeObject PutMethodType = {
     .tp_getattro = attribute_of,
 };
 
-static int intern(PyObject **name, const char *text)
-{
-    *name = PyUnicode_InternFromString(text);
-    return *name != NULL;
-}
-
 /* Prepare the types and names of this file. */
 int begin_put_one(void)
 {
-    int is_ready = intern(&entrance_name, "entrance") && intern(&streams_name, "_own_streams") && intern(&thread_name, "_thread_id") &&
-                   intern(&attention_name, "attention") && intern(&wake_name, "_wake");
-    for (int each = 0; is_ready && each < ARGUMENTS; each++) is_ready = intern(&argument_names[each], argument_texts[each]);
-    if (!is_ready) return -1;
+    for (int each = 0; each < NAMES; each++) {
+        if ((interned[each] = PyUnicode_InternFromString(texts[each])) == NULL) return -1;
+    }
     return PyType_Ready(&PutMethodType);
 }

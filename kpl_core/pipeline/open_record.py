@@ -339,21 +339,39 @@ class PythonRoom:
     free_bytes: int
 
 
-# So many records at most wait in a batch.
+# So many records at most wait in a batch, of fewer bytes of key and data.
 BATCH: Final = 64
+BATCH_BYTES: Final = 65_536
+
+
+class BatchOwner(Protocol):
+    """What a batch asks of its pipeline. Room for its records was taken when they were put."""
+
+    # Makes the outcome of a batch.
+    new_outcome: Callable[[], Outcome]
+
+    def place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
+        """Put a record that opens or closes an aggregated record."""
+
+    def fail_put(self, partition_key: str, data: bytes, now: float, error: BaseException) -> ResultHandle:
+        """Fail a record that `place` could not put."""
+
+    def attend(self, now: float) -> None:
+        """Hand on what `place` closed."""
 
 
 class PythonPutBatch:
     """User records of one stream that wait to be put together. In Python each is put at once, so none waits here."""
 
-    # How many may wait; the most bytes of key and data of one; and from when on one may wait here.
+    # How many may wait; the most bytes of key and data of one; and from when on one may wait here, because the pipeline
+    # will be polled in time.
     limit: int
     most: int
     opens_at: float
-    # Puts a record that opens or closes an aggregated record; room for it was taken.
-    place: Callable[[str, bytes, float], ResultHandle]
 
-    def __init__(self, _router: "Routing", _room: PythonRoom, _delivery: type[ResultHandle]) -> None:
+    def __init__(
+        self, _pipeline: BatchOwner, _router: "Routing", _room: PythonRoom, _delivery: type[ResultHandle]
+    ) -> None:
         # How many wait.
         self.count = 0
 

@@ -20,16 +20,16 @@ from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator
 from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.intake.write_ahead import WriteAhead
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import BATCH
+from kpl_core.pipeline.open_record import PutBatch
 from kpl_core.pipeline.placement import RESERVED, Placement
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import Gate, GroupTerms, Poll, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord
-from kpl_core.records.outcome import Note, Origin, ResultHandle, ResultHandles
+from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle, ResultHandles
 from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
-from kpl_core.records.record_result import RATE_LIMITED, SHUTDOWN, Attempt
+from kpl_core.records.record_result import INTERNAL, RATE_LIMITED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import (
     BytesLike,
     UserRecord,
@@ -70,10 +70,12 @@ class StreamPipeline:
         self._is_direct = write_ahead is None and fair is None
         # Empty with an intake, which looks at every record.
         self._routes: dict[str, Route[Lane]] = stages.router.routes if self._is_direct else {}
-        self._batch = stages.batch
-        self._batch.place = self._place
-        # For the put method in C; None where each record needs a look, or travels alone.
-        self.entrance = self._batch if self._is_direct and stages.config.aggregation_enabled else None
+        # Of user records put one by one, until the pipeline does anything else.
+        self._batch = stages.batch = PutBatch(self, stages.router, stages.buffer_limit, stages.delivery)
+        # The batch for the put method in C; None where each record needs a look, or is no other's neighbour.
+        self.entrance = self._batch if self._is_direct and stages.aggregator.output.rules.any_count else None
+        # Makes the outcome of a batch; the driver's has `put_batch`.
+        self.new_outcome: Callable[[], Outcome] = Outcome
         self.max_record_bytes = stages.max_record_bytes
         self._aggregator = stages.aggregator
         self._output = stages.aggregator.output
@@ -130,16 +132,20 @@ class StreamPipeline:
             add = lane.add if open_record is None else lane.add_any
             delivery = add(partition_key, key_entry, data, size, now)
             if self._output.has_closed:
-                self._attend(now)
+                self.attend(now)
         return delivery
 
-    def _place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
+    def place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
         """Put a record of the batch that opens or closes an aggregated record."""
         lane, key_entry, key_bytes, _ = self._routes.get(partition_key) or self._router.find(partition_key)
-        handle = lane.add(partition_key, key_entry, data, len(data) + key_bytes, now)
-        if self._output.has_closed:
-            self._attend(now)
-        return handle
+        return lane.add(partition_key, key_entry, data, len(data) + key_bytes, now)
+
+    def fail_put(self, partition_key: str, data: bytes, now: float, error: BaseException) -> ResultHandle:
+        """Fail a record of the batch that `place` could not put."""
+        detached = self.stages.accept_detached(UserRecord(partition_key, data), now)
+        self.ledger.fail_waiting(detached, Attempt(False, INTERNAL, repr(error), now, now))  # noqa: FBT003
+        self.attention = True
+        return self._delivery(detached.outcome, 0)
 
     def put_pairs(self, records: list[Any], part: tuple[int, int], now: float, handles: ResultHandles) -> int:
         """Accept checked user records in this part of a list as `put` does each, and store their handles.
@@ -151,16 +157,14 @@ class StreamPipeline:
             return self._put_each(records, position, end, now, handles)
         limit = self._buffer_limit
         self._batch.drain()
-        if self._output.has_closed:
-            # Something else than a put has closed a record, such as a new shard map.
-            self._attend(now)
+        # Something else than a put has closed a record, perhaps, such as a new shard map.
+        self.attend(now)
         while position < end:
             room = limit.free_records, limit.free_bytes
             reached, taken = self._placement.place_run(records, (position, end), now, _ANY_PUT, room, handles)
             limit.free_records -= reached - position
             limit.free_bytes -= taken
-            if self._output.has_closed:
-                self._attend(now)
+            self.attend(now)
             if reached == position:
                 break
             position = reached
@@ -180,8 +184,7 @@ class StreamPipeline:
         A record from a caller that finds no room goes to the disk where one is configured for that.
         """
         record = with_bytes(record)
-        if self._batch.count:
-            self._batch.drain()
+        self._batch.drain()
         try:
             return self._accept(record, now, origin)
         except BufferFull as full:
@@ -214,18 +217,14 @@ class StreamPipeline:
                 delivery = lane.add(key, key_entry, data, size, now)
             else:
                 delivery = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit)
-            self._remark(delivery, record, origin)
+            if record.metadata is not None:
+                delivery.note(record.metadata)
+            if origin is not None or record.flow is not None:
+                delivery.remark(Note(record.flow, origin))
             if origin is not None:
                 self.reaggregator.returned_to.add(lane)
-        if self._output.has_closed:
-            self._attend(now)
+        self.attend(now)
         return delivery
-
-    def _remark(self, delivery: ResultHandle, record: UserRecord, origin: Origin | None) -> None:
-        if record.metadata is not None:
-            delivery.note(record.metadata)
-        if origin is not None or record.flow is not None:
-            delivery.remark(Note(record.flow, origin))
 
     def _overflow(self, record: UserRecord, full: BufferFull, now: float) -> ResultHandle:
         """Spill a user record that finds no room to the disk, or raise."""
@@ -282,12 +281,13 @@ class StreamPipeline:
             return
         while position < end:
             position, _ = self._placement.place_run(run, (position, end), now, terms, RESERVED, handles)
-            if self._output.has_closed:
-                self._attend(now)
+            self.attend(now)
 
-    def _attend(self, now: float) -> None:
+    def attend(self, now: float) -> None:
         """Hand on what a put closed, and set `attention` if the driver must poll earlier than it plans to."""
         output = self._output
+        if not output.has_closed:
+            return
         output.has_closed = False
         limiter = self.limiter
         if output.drain_at <= now or limiter.is_paused:
@@ -311,8 +311,7 @@ class StreamPipeline:
 
     def poll(self, now: float, free_requests: int) -> Poll:
         """Let time pass; return the requests to send, at most `free_requests`, and when to poll again."""
-        if self._batch.count:
-            self._batch.drain()
+        self._batch.drain()
         if self.limiter.is_paused:
             # Full requests may leave only below, so the limiter still waits for them.
             self._pause_limiter(now, may_send=False)
@@ -340,6 +339,9 @@ class StreamPipeline:
         self._promised_wakeup = wakeup = max(now, self._earliest_wakeup(may_send=may_send))
         # A record that waits in the batch until then is in time: it may wait as long for others of its shard.
         self._batch.opens_at = wakeup - self._output.rules.buffered_seconds
+        if self._batch.count:
+            # A signal handler has put meanwhile, for which the pipeline was to be polled earlier, perhaps.
+            self._promised_wakeup = wakeup = now
         return Poll(requests, wakeup, wants_more)
 
     def _advance(self, now: float) -> None:
@@ -390,8 +392,7 @@ class StreamPipeline:
         """Finish, retry or fail the records of a request. An answer after `abandon` comes too late."""
         if request not in self._in_flight:
             return
-        if self._batch.count:
-            self._batch.drain()
+        self._batch.drain()
         self._in_flight.remove(request)
         if self.fair is not None:
             self.fair.answered(request.records)
@@ -486,7 +487,7 @@ class StreamPipeline:
         """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""
         self._output.opening_context = opening_context
         # With a context each record is put at once, in its own.
-        self._batch.limit = BATCH if opening_context is None else 1
+        self._batch.limit = 1 if opening_context is not None else self.stages.batch_limit
 
     def statistics(self) -> PipelineStatistics:
         """Count the user records in every stage, in flight, and in what fills the places."""

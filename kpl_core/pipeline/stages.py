@@ -24,7 +24,7 @@ from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
-from kpl_core.pipeline.open_record import PutBatch
+from kpl_core.pipeline.open_record import BATCH, BATCH_BYTES, PutBatch
 from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router
 from kpl_core.pipeline.send_queue import SendingPause, SendQueue
@@ -127,12 +127,15 @@ class Stages:
         self.aggregator = Aggregator(aggregation_rules(config), ledger.generations, delivery=delivery)
         self.router: Router[Lane] = Router(self.shard_map, self.aggregator.lane, lambda: self.aggregator.accepted)
         self.limiter = StreamLimiter(shard_rules(config))
-        self.collector = Collector(collection_rules(config))
+        request = collection_rules(config)
+        self.collector = Collector(request)
         self.retrier = Retrier(config, self.shard_map, ledger, chance=chance)
         self.backoff_queue = BackoffQueue()
         self.send_queue = SendQueue(self.collector, self.retrier.bisection, SendingPause(self.retrier.backoff))
-        # User records put one by one, until the pipeline does anything else.
-        self.batch = PutBatch(self.router, buffer_limit, delivery)
+        # What the pipeline makes, and how many records it may have: a request that is full must not wait for its rest.
+        self.batch: PutBatch
+        request_bytes = min(request.size_limit, request.count_limit * self.aggregator.output.rules.size_limit)
+        self.batch_limit = BATCH if request_bytes >= 2 * BATCH_BYTES else 1
         # User records accepted without entering a lane first.
         self.accepted_detached = 0
         # How many records came back from a durable store.

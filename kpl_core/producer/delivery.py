@@ -89,6 +89,8 @@ class Delivery(ResultHandle, gc=False, eq=False):
     @await_method
     def __await__(self) -> Generator[Any, Any, RecordResult]:
         """Wait for the result. A failed put is a value too, never an exception."""
+        if self.outcome.put_batch is not None:
+            put_batch_of(self)
         current = self.outcome
         while not current.settled or current.moved is not None:
             current = self.follow()
@@ -208,6 +210,18 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
         return not await self.failures()
 
 
+def put_batch_of(handle: ResultHandle) -> None:
+    """Put the batch in which a user record waits, if it does, before something waits for it.
+
+    Later the outcome of the whole batch would move, and so wake all that wait for any of its records.
+    """
+    # No variable here refers to the outcome: only where nothing but its deliveries does is it replaced in place.
+    stream = handle.outcome.put_batch
+    put = None if stream is None else stream()
+    if put is not None:
+        put()
+
+
 def wait_with(outcome: Outcome, alarm: Waiter) -> list[Waiter]:
     """Set `alarm` when `outcome` is settled or its user records move; return the list that has it until then."""
     with _waiting:
@@ -320,6 +334,7 @@ def _alarm() -> "_FutureAlarm | anyio.Event":
 def call_when_done(delivery: ResultHandle, function: Callable[[], object]) -> None:
     """Call `function` once: now if the result is known, otherwise in the producer's event loop. Thread-safe."""
     callback = _DoneCallback(delivery, function)
+    put_batch_of(delivery)
     while not (outcome := delivery.follow()).settled:
         waiters = wait_with(outcome, callback)
         # As in `__await__`: the producer's thread may have settled the outcome, or moved this record or another of it,
@@ -369,6 +384,7 @@ def call_when_finished(delivery: ResultHandle, finished: Callable[[RecordResult]
     Deliveries of one Kinesis record with the same `finished` share a waiter. The call happens in the middle of the
     pipeline's work, so `finished` must not call a pipeline.
     """
+    put_batch_of(delivery)
     outcome = delivery.follow()
     if outcome.settled:
         finished(outcome.result_of(delivery.index))

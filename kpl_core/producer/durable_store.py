@@ -437,12 +437,15 @@ class ReplayPut:
     ) -> ResultHandle:
         """Put `record`; raises as `SharedPut` documents."""
         pipeline, user_record = self._pipeline(record.stream), _user_record_of(record)
-        arrived_at = None if ticket is None else pipeline.reaggregator.arrival_with(user_record, ticket)
-        now = self._streams.clock() if arrived_at is None else arrived_at
-        delivery = pipeline.put_record(user_record, now, self._origin)
+        try:
+            arrived_at = None if ticket is None else pipeline.reaggregator.arrival_with(user_record, ticket)
+            now = self._streams.clock() if arrived_at is None else arrived_at
+            delivery = pipeline.put_record(user_record, now, self._origin)
+        finally:
+            if pipeline.attention:
+                # Also if there is no room for it: those in the batch were put.
+                self._streams.wake(record.stream)
         self._put_to.add(record.stream)
-        if pipeline.attention:
-            self._streams.wake(record.stream)
         call_when_finished(delivery, finished)
         return delivery
 

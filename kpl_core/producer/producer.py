@@ -138,14 +138,15 @@ class Producer:
                 return self.internal.threads.put(stream, record)
             pipeline = self._life.pipeline(stream)
             self._life.require_own_loop()
-        if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
-            delivery = pipeline.put(partition_key, data, self._clock())
-        else:
+        try:
+            if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
+                return pipeline.put(partition_key, data, self._clock())  # type: ignore[return-value] # the pipeline makes what `delivery=` names
             record = UserRecord(partition_key, data, explicit_hash_key, flow, tier, metadata)  # type: ignore[arg-type] # `put_record` makes it bytes
-            delivery = pipeline.put_record(record, self._clock())
-        if pipeline.attention:
-            self._wake(stream)
-        return delivery  # type: ignore[return-value] # the pipeline makes what `delivery=` names
+            return pipeline.put_record(record, self._clock())  # type: ignore[return-value]
+        finally:
+            if pipeline.attention:
+                # Also if this record is refused: those in the batch were put.
+                self._wake(stream)
 
     async def put(
         self,

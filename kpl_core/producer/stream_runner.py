@@ -10,10 +10,12 @@ records there are.
 
 import logging
 import math
+import threading
 from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
+from weakref import WeakMethod
 
 import anyio
 import anyio.lowlevel
@@ -23,6 +25,7 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
 from kpl_core.producer.in_flight import InFlightRequests
 from kpl_core.producer.shard_map_refresher import ShardMapRefresher
+from kpl_core.records.outcome import Outcome
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.transport.transport import KinesisTransport, answer_within, as_answer
 
@@ -119,6 +122,9 @@ class StreamRunner:
         progress: Callable[[], None],
     ) -> None:
         self.pipeline = pipeline
+        # Weak, because the garbage collector does not look into an outcome.
+        pipeline.new_outcome = partial(Outcome, put_batch=WeakMethod(self.put_batch))
+        self._thread: int | None = None
         self._transport = transport
         self._in_flight = in_flight
         self._refresher = refresher
@@ -138,8 +144,16 @@ class StreamRunner:
         self.pipeline.attention = False
         self._woken.set()
 
+    def put_batch(self) -> None:
+        """Put the user records of the batch, because something waits for one; in the loop's thread only."""
+        if self._thread == threading.get_ident():
+            self.pipeline.stages.batch.drain()
+            if self.pipeline.attention:
+                self.wake()
+
     async def run(self) -> None:
         """Send the requests that are due, and sleep until the next wake-up; cancelled by the producer."""
+        self._thread = threading.get_ident()
         now, loop = self._clock(), _get_running_loop()
         while True:
             woken = self._woken = anyio.Event()

@@ -8,7 +8,7 @@ Attempts are a linked list, newest first, which all user records of the same att
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -89,6 +89,8 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
     opened_in: object = None
     waiters: list[Waiter] | None = None
     shared_result: RecordResult | None = None
+    # While its user records wait in a batch (decision 57): returns what puts it, None if the stream is gone.
+    put_batch: Callable[[], Callable[[], None] | None] | None = None
 
     def attempted(self, attempt: Attempt) -> None:
         """Add an attempt of all user records of this Kinesis record."""

@@ -11,6 +11,7 @@ import pytest
 
 from kpl_core.pipeline import open_record
 from kpl_core.records.outcome import Outcome
+from tests.pipeline.one_stream import OneStream, one_stream_of
 
 SOURCES = sorted(Path(open_record.__file__).parent.glob("*.c"))
 
@@ -35,3 +36,8 @@ def in_c(tmp_path_factory) -> ModuleType:
     spec.loader.exec_module(module)
     module.use_outcomes(Outcome)
     return module
+
+
+@pytest.fixture
+def one_stream(in_c: ModuleType) -> OneStream:
+    return one_stream_of(in_c)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kpl_core.errors import BufferFull, InvalidUserRecord
+from kpl_core.records.record_result import INTERNAL
 from tests.support.material import shard_id
 from tests.support.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream, held
 
@@ -304,3 +305,29 @@ def test_single_user_records_that_may_not_wait_go_on_one_by_one(options):
     stream = alone(**options)
     stream.put("a", now=1.0)
     assert stream.pipeline.statistics().collected == 1
+
+
+def test_a_record_of_a_batch_that_cannot_be_put_has_failed_and_leaves_its_room():
+    stream = Stream(PARENT)
+    pipeline, limit = stream.pipeline, stream.pipeline.stages.buffer_limit
+    limit.reserve(size_bytes=5)
+    delivery = pipeline.fail_put("k", b"data", 0.0, MemoryError("no memory"))
+    assert (delivery.peek().error_code, delivery.peek().error_message) == (INTERNAL, "MemoryError('no memory')")
+    assert (limit.outstanding_records, limit.outstanding_bytes) == (0, 0)
+    assert (pipeline.statistics().accepted, dict(pipeline.statistics().failed)) == (1, {INTERNAL: 1})
+    assert pipeline.attention
+    assert pipeline.is_flushed(pipeline.flush(0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "may_wait"),
+    [
+        ({}, True),
+        ({"aggregation_enabled": False}, False),
+        ({"aggregation_max_count": 1}, False),
+        ({"aggregation_max_count": 100}, False),
+    ],
+    ids=str,
+)
+def test_a_record_waits_in_a_batch_only_if_it_is_appended_there(options, may_wait):
+    assert (Stream(PARENT, **options).pipeline.entrance is not None) is may_wait

@@ -1,14 +1,13 @@
 """The batch in C of user records put one by one: what it takes, when it is put, and what its deliveries say."""
 
 import asyncio
+import contextlib
 import gc
-import inspect
 import sys
 import threading
-import time
 from bisect import bisect_left
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -18,63 +17,7 @@ from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.records.hash_key import md5
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import RecordResult
-
-# The first half of the hash keys, and the second.
-OPEN_KEY, OTHER_KEY = "a", "b"
-OTHERS = ("explicit_hash_key", "flow", "tier", "metadata")
-DEFAULTS = (None, None, "normal", None)
-
-
-class OneStream(NamedTuple):
-    """A producer with one stream of two shards, whose `put_nowait` is the method in C before one in Python."""
-
-    producer: Any
-    pipeline: Any
-    batch: Any
-    room: Any
-    record: Any
-    placed: list[Any]
-    woken: list[str]
-    time: list[float]
-
-
-@pytest.fixture
-def one_stream(in_c) -> OneStream:
-    record, room = in_c.OpenRecord(Delivery), in_c.Room()
-    record.restart(Outcome())
-    record.limit, room.free_records, room.free_bytes = 10_000, 1_000, 100_000
-    # Half of the keys belong to a shard without an open record.
-    router = SimpleNamespace(table=(b"\x7f" + b"\xff" * 31, [record, None]))
-    batch = in_c.PutBatch(router, room, Delivery)
-    batch.most, batch.opens_at = 50, 1.0
-    placed: list[Any] = []
-    woken: list[str] = []
-    now = [1.5]
-
-    def place(key: str, data: bytes, now: float) -> Delivery:
-        placed.append((key, data, now))
-        return Delivery(Outcome(), 7)
-
-    batch.place = place
-    pipeline = SimpleNamespace(entrance=batch, attention=False)
-    streams = {"s": pipeline, "indirect": SimpleNamespace(entrance=None, attention=False)}
-    loop = SimpleNamespace(_thread_id=threading.get_ident())
-
-    def put(_self, stream, *, partition_key, data, explicit_hash_key=None, flow=None, tier="normal", metadata=None):
-        """Put in Python."""
-        return stream, partition_key, data, (explicit_hash_key, flow, tier, metadata)
-
-    class Producer:
-        _own_streams: Any = (loop, None, lambda: now[0], streams, in_c.count_forks(0))
-        _wake = staticmethod(woken.append)
-        put_nowait = in_c.put_method(put)
-
-    return OneStream(Producer(), pipeline, batch, room, record, placed, woken, now)
-
-
-def put(one_stream: OneStream, key: str = OPEN_KEY, data: bytes = b"data") -> Any:
-    return one_stream.producer.put_nowait("s", partition_key=key, data=data)
-
+from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHER_KEY, owner_of_batch, put
 
 # When a record waits, and when it is put
 
@@ -142,25 +85,66 @@ def test_the_pipeline_puts_what_opens_or_closes_a_record_and_is_polled_if_it_wan
 
 
 def test_without_a_shard_map_the_pipeline_puts_all(one_stream, in_c):
-    batch = in_c.PutBatch(SimpleNamespace(table=None), one_stream.room, Delivery)
-    batch.most, batch.opens_at, batch.place = 50, 0.0, one_stream.batch.place
+    batch = in_c.PutBatch(one_stream.pipeline, SimpleNamespace(table=None), one_stream.room, Delivery)
+    batch.most, batch.opens_at = 50, 0.0
     one_stream.pipeline.entrance = batch
     delivery = put(one_stream)
     batch.drain()
     assert (len(one_stream.placed), delivery.index) == (1, 7)
 
 
-def test_an_error_of_the_pipeline_is_raised_after_the_other_records_are_put(one_stream):
+@pytest.mark.parametrize("raised", [MemoryError, KeyboardInterrupt], ids=str)
+def test_a_record_that_cannot_be_put_has_failed_and_the_others_are_put(one_stream, raised):
     def place(key: str, _data: bytes, _now: float) -> Delivery:
-        raise KeyboardInterrupt(key)
+        raise raised(key)
 
-    one_stream.batch.place = place
+    one_stream.pipeline.place = place
     deliveries = [put(one_stream, OTHER_KEY if number in (1, 3) else OPEN_KEY) for number in range(BATCH - 1)]
-    with pytest.raises(KeyboardInterrupt, match=OTHER_KEY):
+    with contextlib.nullcontext() if raised is MemoryError else pytest.raises(raised, match=OTHER_KEY):
         put(one_stream)
     assert len(one_stream.record.arrivals) == BATCH - 2
-    assert [position for position, delivery in enumerate(deliveries) if not delivery.outcome.settled] == list(range(63))
-    assert [deliveries[position].outcome is one_stream.record.outcome for position in range(4)] == [True, False] * 2
+    for number, delivery in enumerate(deliveries):
+        is_failed = number in (1, 3)
+        assert (delivery.done, delivery.outcome is one_stream.record.outcome) == (is_failed, not is_failed)
+        assert not is_failed or delivery.result().error_message == f"{raised.__name__}('{OTHER_KEY}')"
+
+
+def test_an_error_of_the_pipeline_is_raised_after_the_records_are_put_and_the_stream_is_woken(one_stream):
+    def attend(_now: float) -> None:
+        one_stream.pipeline.attention = True
+        raise RuntimeError
+
+    one_stream.pipeline.attend = attend
+    first = put(one_stream, OTHER_KEY)
+    one_stream.time[0] = 2.0
+    with pytest.raises(RuntimeError):
+        put(one_stream)
+    assert (one_stream.woken, first.index, one_stream.batch.count) == (["s"], 7, 0)
+
+
+def test_a_drained_batch_wakes_its_stream_also_if_python_must_put_the_next_record(one_stream):
+    put(one_stream)
+    one_stream.pipeline.attention = True
+    one_stream.time[0] = 2.0
+    one_stream.room.free_records = 0
+    assert put(one_stream) == ("s", OPEN_KEY, b"data", DEFAULTS)
+    assert one_stream.woken == ["s"]
+
+
+def test_a_put_of_a_signal_handler_while_a_batch_begins_is_in_that_batch(one_stream):
+    """The handler runs before the outcome of the batch is there, as the first call of Python lets it."""
+
+    def new_outcome() -> Outcome:
+        one_stream.pipeline.new_outcome = Outcome
+        inner.append(put(one_stream, data=b"handler"))
+        return Outcome()
+
+    inner: list[Delivery] = []
+    one_stream.pipeline.new_outcome = new_outcome
+    outer = put(one_stream)
+    one_stream.batch.drain()
+    assert [each.outcome for each in (inner[0], outer)] == [one_stream.record.outcome] * 2
+    assert [each.index for each in (inner[0], outer)] == [0, 1]
 
 
 def test_a_put_from_inside_a_drain_is_in_the_next_batch(one_stream):
@@ -169,7 +153,7 @@ def test_a_put_from_inside_a_drain_is_in_the_next_batch(one_stream):
         return Delivery(Outcome(), 9)
 
     inner: list[Delivery] = []
-    one_stream.batch.place = place
+    one_stream.pipeline.place = place
     outer = put(one_stream, OTHER_KEY)
     one_stream.batch.drain()
     assert (outer.index, one_stream.batch.count, inner[0].done) == (9, 1, False)
@@ -255,15 +239,48 @@ def test_no_reference_is_lost_or_left(one_stream):
     assert abs(len(gc.get_objects()) - before[2]) < 50
 
 
+def test_a_batch_that_is_dropped_is_drained_by_a_finalizer_at_most_once(one_stream, in_c):
+    """The finalizer of a pipeline that only its batch refers to."""
+
+    class Owner(SimpleNamespace):
+        def __del__(self) -> None:
+            self.entrance.drain()
+
+    record = in_c.OpenRecord(Delivery)
+    record.restart(Outcome())
+    record.limit = 1_000
+    owner = Owner(**vars(one_stream.pipeline))
+    owner.entrance = batch = in_c.PutBatch(
+        owner, SimpleNamespace(table=(b"\xff" * 16, [record])), one_stream.room, Delivery
+    )
+    batch.most, batch.opens_at = 50, 0.0
+    one_stream.pipeline.entrance = batch
+    delivery = put(one_stream)
+    one_stream.pipeline.entrance = None
+    del owner, batch
+    gc.collect()
+    assert (len(record.arrivals), delivery.outcome is record.outcome) == (1, True)
+
+
+def test_a_batch_keeps_what_it_puts_its_records_with(one_stream):
+    for name in ("pipeline", "place", "count"):
+        with pytest.raises((AttributeError, TypeError)):
+            delattr(one_stream.batch, name)
+    for name in ("limit", "most", "opens_at"):
+        with pytest.raises(TypeError):
+            delattr(one_stream.batch, name)
+
+
 def test_a_batch_that_is_dropped_with_its_records_frees_them(one_stream, in_c):
-    batch = in_c.PutBatch(SimpleNamespace(table=None), one_stream.room, Delivery)
-    batch.most, batch.opens_at, batch.place = 50, 0.0, batch.drain
+    batch = in_c.PutBatch(one_stream.pipeline, SimpleNamespace(table=None), one_stream.room, Delivery)
+    batch.most, batch.opens_at = 50, 0.0
+    one_stream.pipeline.place = batch.drain
     one_stream.pipeline.entrance = batch
     data = bytes([1, 2, 3])
     before = sys.getrefcount(data)
     put(one_stream, data=data)
     assert sys.getrefcount(data) == before + 1
-    one_stream.pipeline.entrance = None
+    vars(one_stream.pipeline).clear()
     del batch
     gc.collect()
     assert sys.getrefcount(data) == before
@@ -290,9 +307,11 @@ def test_a_batch_puts_what_pairs_put_in_python(in_c, records, shards, limits):
         else:
             room = in_c.Room()
             room.free_records = room.free_bytes = 10**9
-            batch = in_c.PutBatch(SimpleNamespace(table=(b"".join(ends), opened)), room, Delivery)
+            owner = owner_of_batch(
+                lambda key, data, _now, left=left: left.append((key, data)) or Delivery(Outcome(), 0)
+            )
+            batch = in_c.PutBatch(owner, SimpleNamespace(table=(b"".join(ends), opened)), room, Delivery)
             batch.most, batch.opens_at = 1_000, 0.0
-            batch.place = lambda key, data, _now, left=left: left.append((key, data)) or Delivery(Outcome(), 0)
             _put_in_c(in_c, records, batch)
         both.append(([record.aggregated() for record in opened], left))
     assert both[0] == both[1]
@@ -323,173 +342,3 @@ def _put_in_c(in_c: Any, records: list[Any], batch: Any) -> None:
     for key, data in records:
         producer.put_nowait("s", partition_key=key, data=data)
     batch.drain()
-
-
-# What it takes
-
-
-@pytest.mark.parametrize(
-    "spelled",
-    [
-        lambda method: method("s", partition_key=OPEN_KEY, data=b"x"),
-        lambda method: method("s", data=b"x", partition_key=OPEN_KEY),
-        lambda method: method(stream="s", data=b"x", partition_key=OPEN_KEY),
-        lambda method: method(data=b"x", partition_key=OPEN_KEY, stream="s", tier="normal"),
-        lambda method: method("s", partition_key=OPEN_KEY, data=b"x", flow=None, metadata=None, explicit_hash_key=None),
-        lambda method: method("s", partition_key=OPEN_KEY, data=bytearray(b"x")),
-        lambda method: method("s", partition_key=OPEN_KEY, data=memoryview(b"zxz")[1:2]),
-    ],
-)
-def test_the_put_method_takes_every_spelling(one_stream, spelled):
-    assert spelled(one_stream.producer.put_nowait).index == 0
-    one_stream.batch.drain()
-    assert (one_stream.record.arrivals, one_stream.room.free_records) == ([1.5], 999)
-    assert b"x" in one_stream.record.aggregated()
-
-
-@pytest.mark.parametrize(
-    ("stream", "options"),
-    [
-        ("t", {}),
-        ("indirect", {}),
-        ("s", {"partition_key": ""}),
-        ("s", {"partition_key": "x" * 257}),
-        ("s", {"partition_key": "é"}),
-        ("s", {"partition_key": 5}),
-        ("s", {"data": "text"}),
-        ("s", {"data": bytes(50)}),
-        ("s", {"flow": "f"}),
-        ("s", {"tier": "bulk"}),
-        ("s", {"tier": 5}),
-        ("s", {"metadata": {}}),
-        ("s", {"explicit_hash_key": "7"}),
-        (["unhashable"], {}),
-    ],
-)
-def test_the_put_method_leaves_what_is_unusual_to_python(one_stream, stream, options):
-    given_ = {"partition_key": OPEN_KEY, "data": b"x", **options}
-    others = tuple(given_.get(name, default) for name, default in zip(OTHERS, DEFAULTS, strict=True))
-    assert one_stream.producer.put_nowait(stream, **given_) == (stream, given_["partition_key"], given_["data"], others)
-    assert (one_stream.batch.count, one_stream.room.free_records) == (0, 1_000)
-
-
-@pytest.mark.parametrize(("free_records", "free_bytes"), [(0, 100), (1, 4)])
-def test_the_put_method_leaves_a_record_without_room_to_python(one_stream, free_records, free_bytes):
-    one_stream.room.free_records, one_stream.room.free_bytes = free_records, free_bytes
-    assert put(one_stream) == ("s", OPEN_KEY, b"data", DEFAULTS)
-    assert one_stream.batch.count == 0
-
-
-def test_the_put_method_raises_what_python_raises_for_a_wrong_call(one_stream):
-    released = memoryview(b"x")
-    released.release()
-    assert one_stream.producer.put_nowait("s", partition_key=OPEN_KEY, data=released)[:2] == ("s", OPEN_KEY)
-    for positional, named in (
-        (("s", OPEN_KEY), {"data": b"x"}),
-        ((), {"data": b"x"}),
-        (("s",), {"stream": "s", "data": b"x"}),
-    ):
-        with pytest.raises(TypeError):
-            one_stream.producer.put_nowait(*positional, **named)
-    with pytest.raises(TypeError, match="unknown"):
-        one_stream.producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x", unknown=1)
-    assert one_stream.batch.count == 0
-
-
-def test_the_put_method_leaves_another_loop_and_a_forked_child_to_python(one_stream, in_c):
-    producer, here = one_stream.producer, threading.get_ident()
-    loop, _, *others = vars(type(producer))["_own_streams"]
-    expected = "s", OPEN_KEY, b"x", DEFAULTS
-    for streams in (
-        None,
-        (SimpleNamespace(), None, *others),
-        (SimpleNamespace(_thread_id=None), None, *others),
-        (SimpleNamespace(_thread_id=here + 1), None, *others),
-        (lambda: False, here, *others),
-        (lambda: True, here + 1, *others),
-        (lambda: 1 / 0, here, *others),
-        (loop, None, *others[:2], in_c.count_forks(0) + 1),
-        (loop, None, time.monotonic, {"s": None}, in_c.count_forks(0)),
-    ):
-        vars(producer).update(_own_streams=streams)
-        assert producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x") == expected
-    vars(producer).update(_own_streams=(lambda: True, here, *others))
-    assert producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x").index == 0
-    in_c.count_forks(1)
-    assert producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x") == expected
-    assert one_stream.batch.count == 1
-
-
-def test_the_put_method_raises_what_the_clock_raises(one_stream):
-    def interrupted() -> float:
-        raise KeyboardInterrupt
-
-    producer = one_stream.producer
-    loop, thread, _, *others = vars(type(producer))["_own_streams"]
-    vars(producer).update(_own_streams=(loop, thread, interrupted, *others))
-    with pytest.raises(KeyboardInterrupt):
-        put(one_stream)
-    assert one_stream.batch.count == 0
-
-
-def test_the_put_method_looks_like_the_one_in_python(one_stream):
-    producer = one_stream.producer
-    method = producer.put_nowait
-    assert (method.__name__, method.__doc__) == ("put", "Put in Python.")
-    signature = "(stream, *, partition_key, data, explicit_hash_key=None, flow=None, tier='normal', metadata=None)"
-    assert str(inspect.signature(method)) == signature
-    assert isinstance(type(producer).put_nowait, type(producer).put_nowait.__class__)
-    assert method("s", partition_key=OPEN_KEY, data=b"x").index == 0
-    with pytest.raises(TypeError, match="partition_key"):
-        method("s", data=b"x")
-
-
-# How a known result is awaited
-
-
-@pytest.fixture
-def awaited(in_c) -> type[Delivery]:
-    def looked_for(_self):
-        yield from asyncio.sleep(0).__await__()
-        return "looked for"
-
-    class Awaited(Delivery, gc=False, eq=False):
-        __await__ = in_c.await_method(looked_for)
-
-    return Awaited
-
-
-def test_a_result_that_is_known_and_shared_is_awaited_without_python(awaited):
-    async def main() -> None:
-        outcome = Outcome()
-        delivery = awaited(outcome, 0)
-        assert await delivery == "looked for"
-        outcome.settle(shard_id="shardId-0", sequence_number="5")
-        assert await delivery == "looked for"
-        result = outcome.result_of(0)
-        assert [await delivery for _ in range(3)] == [result] * 3
-        assert await asyncio.gather(delivery, delivery) == [result] * 2
-        outcome.moved = {}
-        assert await delivery == "looked for"
-
-    asyncio.run(main())
-
-
-def test_what_an_await_of_a_known_result_asks_is_an_iterator_of_one_value(awaited):
-    outcome = Outcome()
-    outcome.settle(shard_id="shardId-0", sequence_number="5")
-    result = outcome.result_of(0)
-    before = sys.getrefcount(result)
-    for _ in range(1_000):
-        _require_one_value(awaited(outcome, 0).__await__(), result)
-    gc.collect()
-    assert sys.getrefcount(result) == before
-
-
-def _require_one_value(known: Any, value: object) -> None:
-    assert iter(known) is known
-    with pytest.raises(StopIteration) as stopped:
-        next(known)
-    assert stopped.value.value is value
-    with pytest.raises(RuntimeError, match="cannot reuse"):
-        next(known)

@@ -1,0 +1,77 @@
+"""A producer with one stream, without an event loop, whose `put_nowait` is the method in C."""
+
+import threading
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from kpl_core.producer.delivery import Delivery
+from kpl_core.records.outcome import Outcome
+from kpl_core.records.record_result import INTERNAL, Attempt
+
+# The first half of the hash keys, and the second.
+OPEN_KEY, OTHER_KEY = "a", "b"
+OTHERS = ("explicit_hash_key", "flow", "tier", "metadata")
+DEFAULTS = (None, None, "normal", None)
+
+
+class OneStream(NamedTuple):
+    """A producer with one stream of two shards, whose `put_nowait` is the method in C before one in Python."""
+
+    producer: Any
+    pipeline: Any
+    batch: Any
+    room: Any
+    record: Any
+    placed: list[Any]
+    woken: list[str]
+    time: list[float]
+
+
+def owner_of_batch(place: Any) -> Any:
+    """A pipeline that puts what no open record takes, and says why it could not."""
+
+    def fail_put(_key: str, _data: bytes, now: float, error: BaseException) -> Delivery:
+        outcome = Outcome()
+        outcome.attempted(Attempt(False, INTERNAL, repr(error), now, now))
+        outcome.settle()
+        return Delivery(outcome, 0)
+
+    return SimpleNamespace(
+        place=place, fail_put=fail_put, attend=lambda _now: None, new_outcome=Outcome, attention=False
+    )
+
+
+def one_stream_of(in_c: ModuleType) -> OneStream:
+    record, room = in_c.OpenRecord(Delivery), in_c.Room()
+    record.restart(Outcome())
+    record.limit, room.free_records, room.free_bytes = 10_000, 1_000, 100_000
+    # Half of the keys belong to a shard without an open record.
+    router = SimpleNamespace(table=(b"\x7f" + b"\xff" * 31, [record, None]))
+    placed: list[Any] = []
+    woken: list[str] = []
+    now = [1.5]
+
+    def place(key: str, data: bytes, now: float) -> Delivery:
+        placed.append((key, data, now))
+        return Delivery(Outcome(), 7)
+
+    pipeline = owner_of_batch(place)
+    pipeline.entrance = batch = in_c.PutBatch(pipeline, router, room, Delivery)
+    batch.most, batch.opens_at = 50, 1.0
+    streams = {"s": pipeline, "indirect": SimpleNamespace(entrance=None, attention=False)}
+    loop = SimpleNamespace(_thread_id=threading.get_ident())
+
+    def put(_self, stream, *, partition_key, data, explicit_hash_key=None, flow=None, tier="normal", metadata=None):
+        """Put in Python."""
+        return stream, partition_key, data, (explicit_hash_key, flow, tier, metadata)
+
+    class Producer:
+        _own_streams: Any = (loop, None, lambda: now[0], streams, in_c.count_forks(0))
+        _wake = staticmethod(woken.append)
+        put_nowait = in_c.put_method(put)
+
+    return OneStream(Producer(), pipeline, batch, room, record, placed, woken, now)
+
+
+def put(one_stream: OneStream, key: str = OPEN_KEY, data: bytes = b"data") -> Any:
+    return one_stream.producer.put_nowait("s", partition_key=key, data=data)
