@@ -311,8 +311,9 @@ def test_a_record_of_a_batch_that_cannot_be_put_has_failed_and_leaves_its_room()
     stream = Stream(PARENT)
     pipeline, limit = stream.pipeline, stream.pipeline.stages.buffer_limit
     limit.reserve(size_bytes=5)
-    delivery = pipeline.fail_put("k", b"data", 0.0, MemoryError("no memory"))
-    assert (delivery.peek().error_code, delivery.peek().error_message) == (INTERNAL, "MemoryError('no memory')")
+    result = pipeline.fail_put("k", b"data", 0.0, MemoryError("no memory")).peek()
+    assert result is not None
+    assert (result.error_code, result.error_message) == (INTERNAL, "MemoryError('no memory')")
     assert (limit.outstanding_records, limit.outstanding_bytes) == (0, 0)
     assert (pipeline.statistics().accepted, dict(pipeline.statistics().failed)) == (1, {INTERNAL: 1})
     assert pipeline.attention

@@ -81,7 +81,7 @@ async def test_a_request_that_few_records_fill_leaves_when_it_is_full(options, c
     transport = unmetered(1, latency_seconds=0.0)
     async with producer(transport, record_max_buffered_time_ms=10_000.0, **options) as shop:
         await opened_at(shop)
-        await begun(shop)
+        _ = await begun(shop)
         first, *_ = put(shop, count, size=1_000)
         await anyio.sleep(0.1)
         assert first.done
@@ -137,7 +137,7 @@ def waits(monkeypatch) -> list[object]:
 
 
 async def test_a_task_that_puts_and_awaits_waits_once(waits):
-    successful = []
+    successful: list[bool] = []
 
     async def put_and_await(number: int) -> None:
         delivery = await shop.put(STREAM, partition_key=f"key {number % 9}", data=b"x")
