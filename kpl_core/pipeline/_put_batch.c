@@ -138,7 +138,8 @@ static void put_block(PutBatch *self, const BatchedPut *puts, int count, PyObjec
     Py_XDECREF(table);
 }
 
-/* Give each delivery its outcome and index; or, if anything else has that of the batch or waits for it, let them move. */
+/* Give each delivery its outcome and index, and return 1; or, if anything else has the outcome of the batch or waits for it,
+   let them move. Returns -1 with an error. */
 static int land(PutBatch *self, const BatchedPut *puts, int count, PyObject *outcome, const Landing *landings)
 {
     PyObject *waiters = PyObject_GetAttrString(outcome, "waiters");
@@ -148,7 +149,7 @@ static int land(PutBatch *self, const BatchedPut *puts, int count, PyObject *out
         if (landings[each].outcome == NULL || Py_REFCNT(puts[each].delivery) == 1) continue;
         if (set_delivery(&self->delivery, puts[each].delivery, landings[each].outcome, landings[each].index) < 0) return -1;
     }
-    return 0;
+    return 1;
 }
 
 /* Put the records of the batch. Returns -1 with an error, after all that can be put. */
@@ -164,13 +165,15 @@ static int drain(PutBatch *self)
     self->count = self->bytes = 0;
     for (int start = 0; start < count; start += BLOCK)
         put_block(self, puts + start, count - start < BLOCK ? count - start : BLOCK, now, landings + start, &error);
-    if (land(self, puts, count, outcome, landings) < 0) keep_first(&error);
+    int landed = land(self, puts, count, outcome, landings);
+    if (landed < 0) keep_first(&error);
     for (int each = 0; each < count; each++) {
         release(&puts[each]);
         Py_XDECREF(landings[each].outcome);
     }
-    Py_DECREF(outcome);
     Py_DECREF(now);
+    if (landed > 0 && Py_REFCNT(outcome) == 1 && self->outcome == NULL) self->outcome = outcome; /* the next batch has it */
+    else Py_DECREF(outcome);
     return raise_kept(error);
 }
 
@@ -192,13 +195,13 @@ static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *
     double at = PyFloat_AS_DOUBLE(now);
     if (self->count > 0 && at - PyFloat_AS_DOUBLE(self->now) > INSTANT && drain_and_wake(self, producer, stream) < 0) return -1;
     if (self->count > 0 || at < self->opens_at) return self->count > 0;
-    PyObject *outcome = PyObject_CallMethod(self->pipeline, "new_outcome", NULL);
-    if (outcome == NULL) return -1;
-    if (self->count == 0) { /* else a signal handler has begun it meanwhile */
-        Py_XSETREF(self->outcome, Py_NewRef(outcome));
-        Py_XSETREF(self->now, Py_NewRef(now));
+    if (self->outcome == NULL) {
+        PyObject *outcome = PyObject_CallMethod(self->pipeline, "new_outcome", NULL);
+        if (outcome == NULL) return -1;
+        if (self->outcome == NULL) self->outcome = outcome;
+        else Py_DECREF(outcome); /* a signal handler has begun a batch meanwhile */
     }
-    Py_DECREF(outcome);
+    if (self->count == 0) Py_XSETREF(self->now, Py_NewRef(now));
     return 1;
 }
 
@@ -224,8 +227,7 @@ PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *
 
 static PyObject *drain_method(PutBatch *self, PyObject *Py_UNUSED(ignored))
 {
-    if (drain(self) < 0) return NULL;
-    Py_RETURN_NONE;
+    return drain(self) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *new_batch(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords))
@@ -269,9 +271,7 @@ static void deallocate_batch(PutBatch *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyMethodDef batch_methods[] = {
-    {"drain", (PyCFunction)drain_method, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
-};
+static PyMethodDef batch_methods[] = {{"drain", (PyCFunction)drain_method, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL}};
 
 static PyMemberDef batch_members[] = {
     {"count", T_PYSSIZET, offsetof(PutBatch, count), READONLY, NULL},

@@ -74,7 +74,7 @@ class StreamPipeline:
         self._batch = stages.batch = PutBatch(self, stages.router, stages.buffer_limit, stages.delivery)
         # The batch for the put method in C; None where each record needs a look, or is no other's neighbour.
         self.entrance = self._batch if self._is_direct and stages.aggregator.output.rules.any_count else None
-        # Makes the outcome of a batch; the driver's has `put_batch`.
+        # Makes the outcome of a batch; that of the driver has a `batch_runner`.
         self.new_outcome: Callable[[], Outcome] = Outcome
         self.max_record_bytes = stages.max_record_bytes
         self._aggregator = stages.aggregator

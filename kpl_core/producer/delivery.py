@@ -89,7 +89,7 @@ class Delivery(ResultHandle, gc=False, eq=False):
     @await_method
     def __await__(self) -> Generator[Any, Any, RecordResult]:
         """Wait for the result. A failed put is a value too, never an exception."""
-        if self.outcome.put_batch is not None:
+        if self.outcome.batch_runner is not None:
             put_batch_of(self)
         current = self.outcome
         while not current.settled or current.moved is not None:
@@ -216,10 +216,10 @@ def put_batch_of(handle: ResultHandle) -> None:
     Later the outcome of the whole batch would move, and so wake all that wait for any of its records.
     """
     # No variable here refers to the outcome: only where nothing but its deliveries does is it replaced in place.
-    stream = handle.outcome.put_batch
-    put = None if stream is None else stream()
-    if put is not None:
-        put()
+    reference = handle.outcome.batch_runner
+    runner = None if reference is None else reference()
+    if runner is not None:
+        runner.put_batch()
 
 
 def wait_with(outcome: Outcome, alarm: Waiter) -> list[Waiter]:

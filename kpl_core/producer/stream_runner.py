@@ -11,11 +11,11 @@ records there are.
 import logging
 import math
 import threading
+import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
-from weakref import WeakMethod
 
 import anyio
 import anyio.lowlevel
@@ -123,7 +123,8 @@ class StreamRunner:
     ) -> None:
         self.pipeline = pipeline
         # Weak, because the garbage collector does not look into an outcome.
-        pipeline.new_outcome = partial(Outcome, put_batch=WeakMethod(self.put_batch))
+        pipeline.new_outcome = partial(Outcome, batch_runner=weakref.ref(self))
+        self._batch = pipeline.stages.batch
         self._thread: int | None = None
         self._transport = transport
         self._in_flight = in_flight
@@ -147,7 +148,7 @@ class StreamRunner:
     def put_batch(self) -> None:
         """Put the user records of the batch, because something waits for one; in the loop's thread only."""
         if self._thread == threading.get_ident():
-            self.pipeline.stages.batch.drain()
+            self._batch.drain()
             if self.pipeline.attention:
                 self.wake()
 

@@ -64,6 +64,13 @@ class Waiter(Protocol):
         """Wake the waiter. It is called at most once, from the producer's event loop."""
 
 
+class BatchRunner(Protocol):
+    """Drives a stream whose user records may wait in a batch."""
+
+    def put_batch(self) -> None:
+        """Put the batch, because something waits for one of its records."""
+
+
 class Outcome(msgspec.Struct, eq=False, gc=False):
     """The result of the user records of one Kinesis record.
 
@@ -89,8 +96,8 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
     opened_in: object = None
     waiters: list[Waiter] | None = None
     shared_result: RecordResult | None = None
-    # While its user records wait in a batch (decision 57): returns what puts it, None if the stream is gone.
-    put_batch: Callable[[], Callable[[], None] | None] | None = None
+    # While its user records wait in a batch (decision 57): returns what puts it, None once that is gone.
+    batch_runner: "Callable[[], BatchRunner | None] | None" = None
 
     def attempted(self, attempt: Attempt) -> None:
         """Add an attempt of all user records of this Kinesis record."""
