@@ -212,7 +212,7 @@ class BlockingProducer(ProcessListener):
         """
         if not self._is_open:
             raise self._closed()
-        checked = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
+        checked, _ = checked_records(records, max_record_bytes=self._producer.internal.max_record_bytes(stream))
         internal = self._producer.internal
         if self._sender.is_current and not self._is_made_in_the_loop:
             self._threads.drain()

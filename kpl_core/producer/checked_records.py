@@ -22,8 +22,10 @@ Puttable = tuple[str, bytes] | UserRecord
 Pairs = Sequence[tuple[str, bytes]] | Sequence[tuple[str, bytes, str]]
 
 
-def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, max_record_bytes: int) -> list[Puttable]:
-    """Return the records as a list, all of which a put would accept, with bytes of their own as data.
+def checked_records(
+    records: Iterable[tuple[str, BytesLike] | UserRecord], *, max_record_bytes: int
+) -> tuple[list[Puttable], int]:
+    """Return the records as a list, all of which a put would accept, with bytes of their own as data; and their bytes.
 
     Some wait for room, and the caller may fill its bytearray again before they are accepted.
 
@@ -35,25 +37,25 @@ def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, ma
         raise TypeError(message)
     checked: list[Any] = list(records)
     # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
-    index, _ = plain_until(checked, 0, PAIR, max_record_bytes)
+    index, size_bytes = plain_until(checked, 0, PAIR, max_record_bytes)
     while index < len(checked):
         try:
-            checked[index] = _checked(checked[index], max_record_bytes)
+            checked[index], record_bytes = _checked(checked[index], max_record_bytes)
         except (TypeError, InvalidUserRecord) as error:
             message = f"records[{index}]: {error}"
             raise type(error)(message) from error
-        index, _ = plain_until(checked, index + 1, PAIR, max_record_bytes)
-    return checked
+        index, rest_bytes = plain_until(checked, index + 1, PAIR, max_record_bytes)
+        size_bytes += record_bytes + rest_bytes
+    return checked, size_bytes
 
 
-def _checked(record: object, max_record_bytes: int) -> Puttable:
+def _checked(record: object, max_record_bytes: int) -> tuple[Puttable, int]:
     if isinstance(record, UserRecord):
-        check_user_record(record, max_record_bytes=max_record_bytes)
-        return with_bytes(record)
+        size_bytes = check_user_record(record, max_record_bytes=max_record_bytes)
+        return with_bytes(record), size_bytes
     if isinstance(record, tuple) and len(record) == PAIR:
         pair = record[0], as_bytes(record[1])
-        checked_size(pair, max_record_bytes)
-        return pair
+        return pair, checked_size(pair, max_record_bytes)
     kind = f"a tuple of {len(record)}" if isinstance(record, tuple) else type(record).__name__
     message = f"it must be a (partition_key, data) pair or a UserRecord, not {kind}"
     raise TypeError(message)

@@ -3,8 +3,11 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+from kpl_core import decode
+from kpl_core.producer import producer as producer_module
 from kpl_core.producer.yield_budget import PUTS_IN_A_ROW, PUTS_IN_A_TURN, YieldBudget
 from tests.support.producer_scene import STREAM, producer, unmetered
 
@@ -120,3 +123,41 @@ async def test_other_loops_get_their_turn_every_hundred_puts():
             made += 1
     # Which of the two is first in a turn is trio's choice, by chance.
     assert all(later - earlier <= 2 * PUTS_IN_A_ROW for earlier, later in pairwise(made_when_asked))
+
+
+@pytest.mark.parametrize(
+    ("is_compiled", "size", "checkpoints"), [(True, 100, 3), (True, 1_025, 10), (False, 100, 10)], ids=str
+)
+def test_put_many_lets_others_run_after_so_many_records(monkeypatch, is_compiled, size, checkpoints):
+    async def scenario() -> int:
+        made = 0
+        checkpoint = anyio.lowlevel.checkpoint
+
+        async def counted() -> None:
+            nonlocal made
+            made += 1
+            await checkpoint()
+
+        async with producer(unmetered(4, latency_seconds=0.0)) as shop:
+            # The shards are known.
+            assert (await (await shop.put(STREAM, partition_key="k", data=b"first"))).successful
+            monkeypatch.setattr(producer_module, "COMPILED", is_compiled)
+            monkeypatch.setattr(anyio.lowlevel, "checkpoint", counted)
+            await shop.put_many(STREAM, [("k", bytes(size))] * 2_500)
+            monkeypatch.undo()
+        return made
+
+    assert asyncio.run(scenario()) == checkpoints
+
+
+def test_the_first_put_many_of_a_producer_learns_the_shards_before_its_second_part(monkeypatch):
+    """Until then each record travels alone."""
+
+    async def scenario() -> None:
+        async with producer(transport) as shop:
+            await shop.put_many(STREAM, [(f"key {number % 1_000}", b"%d" % number) for number in range(10_000)])
+
+    transport = unmetered(4, latency_seconds=0.0)
+    monkeypatch.setattr(producer_module, "COMPILED", True)
+    asyncio.run(scenario())
+    assert [len(decode(record.data) or ()) > 1 for record in transport.kinesis.records(STREAM)] == [True] * 4
