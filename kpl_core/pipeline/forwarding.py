@@ -44,6 +44,7 @@ class Reaggregator:
 
     def __init__(self, stages: Stages, fair: FairIntake | None) -> None:
         config = stages.config
+        self._batch = stages.batch
         self._shard_map = stages.shard_map
         self._aggregator = stages.aggregator
         self._limiter = stages.limiter
@@ -147,6 +148,8 @@ class Reaggregator:
         """
         if self.travels_alone(record, record.flow):
             return None
+        # What waits there joins before it, and may close the Kinesis record.
+        self._batch.drain()
         try:
             key = encode_partition_key(record.partition_key)
             digest = digest_of(key, record.explicit_hash_key)

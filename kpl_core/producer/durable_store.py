@@ -451,7 +451,11 @@ class ReplayPut:
 
     def joins(self, record: SpooledRecord, ticket: ResultHandle, /) -> bool:
         """Return True if `record`, put now, would share the result of the one with this ticket."""
-        return self._pipeline(record.stream).reaggregator.arrival_with(_user_record_of(record), ticket) is not None
+        pipeline = self._pipeline(record.stream)
+        arrived_at = pipeline.reaggregator.arrival_with(_user_record_of(record), ticket)
+        if pipeline.attention:
+            self._streams.wake(record.stream)
+        return arrived_at is not None
 
     def send_now(self) -> None:
         """Let the records that were put wait for no further records."""

@@ -1,12 +1,14 @@
 """One stream's pipeline, step by step with literal times: put, wake, flush, close."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.records.record_result import INTERNAL
+from kpl_core.records.user_record import UserRecord
 from tests.support.material import shard_id
 from tests.support.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream, held
 
@@ -332,3 +334,13 @@ def test_a_record_of_a_batch_that_cannot_be_put_has_failed_and_leaves_its_room()
 )
 def test_a_record_waits_in_a_batch_only_if_it_is_appended_there(options, may_wait):
     assert (Stream(PARENT, **options).pipeline.entrance is not None) is may_wait
+
+
+def test_what_waits_in_the_batch_is_put_before_a_record_is_asked_whom_it_would_join(monkeypatch):
+    """It may close the Kinesis record of the earlier one."""
+    stream = Stream(PARENT)
+    earlier, pipeline = stream.put("k", b"1", now=0.5), stream.pipeline
+    record = UserRecord("k", b"3")
+    assert pipeline.reaggregator.arrival_with(record, earlier) == 0.5
+    monkeypatch.setattr(pipeline.reaggregator, "_batch", SimpleNamespace(drain=lambda: pipeline.flush(1.0)))
+    assert pipeline.reaggregator.arrival_with(record, earlier) is None

@@ -19,8 +19,8 @@ import pytest
 from kpl_core import BufferFull, Config, Producer
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.open_record import COMPILED, fork_count
-from kpl_core.producer.composition import stream_parts
 from kpl_core.producer.delivery import Deliveries, Delivery
+from kpl_core.producer.stream_set import stream_parts
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.user_record import UserRecord
 from tests.support.material import even_shards, split
