@@ -32,18 +32,13 @@ typedef struct {
 /* Take the error that is set, NULL without one. */
 static PyObject *take_error(void)
 {
-#if PY_VERSION_HEX < 0x030c0000
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
-    if (type == NULL) return NULL;
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL) PyException_SetTraceback(error, trace);
-    Py_DECREF(type);
+    Py_XDECREF(type);
     Py_XDECREF(trace);
     return error;
-#else
-    return PyErr_GetRaisedException();
-#endif
 }
 
 /* Raise a kept error, if there is one. Returns -1 then. */
@@ -70,14 +65,14 @@ static void release(const BatchedPut *put)
     Py_DECREF(put->delivery);
 }
 
-/* Let the pipeline put a record that opens or closes an aggregated record. If that fails, the record has failed, and only
-   what is no Exception is kept. */
+/* Let the pipeline put a record that opens or closes an aggregated record. If that fails, the record has failed, and all
+   but a lack of memory is kept. */
 static void place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing *landing, PyObject **error)
 {
     PyObject *handle = PyObject_CallMethod(self->pipeline, "place", "OOO", put->key, put->data, now);
     if (handle == NULL) {
         PyObject *raised = take_error();
-        if (*error == NULL && !PyErr_GivenExceptionMatches(raised, PyExc_Exception)) *error = Py_NewRef(raised);
+        if (*error == NULL && !PyErr_GivenExceptionMatches(raised, PyExc_MemoryError)) *error = Py_NewRef(raised);
         handle = PyObject_CallMethod(self->pipeline, "fail_put", "OOOO", put->key, put->data, now, raised);
         Py_DECREF(raised);
     }
@@ -93,13 +88,15 @@ static void place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing 
 /* Tell those who have the outcome of the batch where its user records are. Returns -1 with an error. */
 static int move_all(PyObject *outcome, const Landing *landings, Py_ssize_t count)
 {
+    PyObject *error = NULL;
     for (Py_ssize_t each = 0; each < count; each++) {
         if (landings[each].outcome == NULL) continue;
         Py_XDECREF(PyObject_CallMethod(outcome, "move", "nOn", each, landings[each].outcome, landings[each].index));
-        if (PyErr_Occurred()) return -1;
+        keep_first(&error);
     }
     Py_XDECREF(PyObject_CallMethod(outcome, "wake", NULL));
-    return PyErr_Occurred() ? -1 : 0;
+    keep_first(&error);
+    return raise_kept(error);
 }
 
 /* Hash the keys of these records, and find their open records. Returns the table of the router, NULL: it has none. */
@@ -163,6 +160,7 @@ static int drain(PutBatch *self)
     memcpy(puts, self->puts, count * sizeof(BatchedPut)); /* a hook may put meanwhile, into the next batch */
     self->outcome = self->now = NULL;
     self->count = self->bytes = 0;
+    self->is_draining++;
     for (int start = 0; start < count; start += BLOCK)
         put_block(self, puts + start, count - start < BLOCK ? count - start : BLOCK, now, landings + start, &error);
     int landed = land(self, puts, count, outcome, landings);
@@ -171,6 +169,7 @@ static int drain(PutBatch *self)
         release(&puts[each]);
         Py_XDECREF(landings[each].outcome);
     }
+    self->is_draining--;
     Py_DECREF(now);
     if (landed > 0 && Py_REFCNT(outcome) == 1 && self->outcome == NULL) self->outcome = outcome; /* the next batch has it */
     else Py_DECREF(outcome);
@@ -180,7 +179,9 @@ static int drain(PutBatch *self)
 /* Drain the batch for a producer, which wakes the stream if the pipeline wants that. Returns -1 with an error. */
 static int drain_and_wake(PutBatch *self, PyObject *producer, PyObject *stream)
 {
-    PyObject *error = drain(self) < 0 ? take_error() : NULL;
+    PyObject *error = NULL;
+    do if (drain(self) < 0) keep_first(&error);
+    while (self->count >= self->limit); /* what a hook has put meanwhile */
     PyObject *attention = PyObject_GetAttrString(self->pipeline, "attention");
     if (attention == Py_True) Py_XDECREF(PyObject_CallMethod(producer, "_wake", "O", stream));
     Py_XDECREF(attention);
@@ -221,6 +222,7 @@ PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *
     self->room->free_records--;
     self->room->free_bytes -= size;
     if (self->count < BATCH && self->count < self->limit && self->bytes < BATCH_BYTES) return delivery;
+    if (self->count < BATCH && self->is_draining) return delivery; /* `drain_and_wake` above this call puts it too */
     if (drain_and_wake(self, producer, stream) < 0) Py_CLEAR(delivery);
     return delivery;
 }

@@ -5,6 +5,7 @@ There are two kinds. In an `AggregatingLane` user records share an open aggregat
 lanes of a stream hand their closed Kinesis records to one `LaneOutput`.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Final
@@ -138,7 +139,9 @@ class AggregatingLane:
         record.size = size
         left = math.inf if self._rules.count_limit is None else self._rules.count_limit - len(record.arrivals)
         if size >= limit or left <= 0:
-            self.close()
+            # The user record is in it, so the put has succeeded. The next one, or the deadline, closes it then.
+            with contextlib.suppress(MemoryError):
+                self.close()
         else:
             # With a count limit any user record may be the last one, so each comes here.
             record.limit = limit if left == math.inf else SHUT
@@ -216,30 +219,29 @@ class AggregatingLane:
         partition_key = first_key if self._rules.first_partition_key or not aggregated else "a"
         expires_at = self._oldest_arrival + self._rules.ttl_seconds
         output = self._output
+        # By position: with keywords it takes twice as long.
+        closed = KinesisRecord(
+            data,
+            partition_key,
+            first_explicit or decimal_hash_key(first_key.encode()),
+            len(data) + len(partition_key.encode()),
+            aggregated,
+            arrivals,
+            record.user_bytes,
+            record.outcome,
+            self.shard_id,
+            None if aggregated else first_explicit,
+            self.tier,
+            min(self.deadline, expires_at),
+            expires_at,
+            self.generation,
+            output.closed_count + 1,
+            0,
+            not aggregated,
+        )
+        output.closed.append(closed)
         output.closed_count += 1
         output.fresh_count += len(arrivals) - self._rejoined
-        output.closed.append(
-            # By position: with keywords it takes twice as long.
-            KinesisRecord(
-                data,
-                partition_key,
-                first_explicit or decimal_hash_key(first_key.encode()),
-                len(data) + len(partition_key.encode()),
-                aggregated,
-                arrivals,
-                record.user_bytes,
-                record.outcome,
-                self.shard_id,
-                None if aggregated else first_explicit,
-                self.tier,
-                min(self.deadline, expires_at),
-                expires_at,
-                self.generation,
-                output.closed_count,
-                0,
-                not aggregated,
-            )
-        )
         output.drain_at = -math.inf
         output.has_closed = True
         self._start()

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from kpl_core.errors import BufferFull, InvalidUserRecord
+from kpl_core.pipeline import lane
+from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.record_result import INTERNAL
 from kpl_core.records.user_record import UserRecord
 from tests.support.material import shard_id
@@ -320,6 +322,26 @@ def test_a_record_of_a_batch_that_cannot_be_put_has_failed_and_leaves_its_room()
     assert (pipeline.statistics().accepted, dict(pipeline.statistics().failed)) == (1, {INTERNAL: 1})
     assert pipeline.attention
     assert pipeline.is_flushed(pipeline.flush(0.0))
+
+
+def test_a_record_that_cannot_be_closed_for_want_of_memory_is_closed_later(monkeypatch):
+    """The put that filled it has succeeded, so it is neither failed nor counted twice."""
+    stream = Stream(PARENT, aggregation_max_count=2)
+    stream.put("k", b"1", now=0.0)
+    short = [MemoryError()]
+
+    def made(*fields: Any) -> KinesisRecord:
+        if short:
+            raise short.pop()
+        return KinesisRecord(*fields)
+
+    monkeypatch.setattr(lane, "KinesisRecord", made)
+    stream.put("k", b"2", now=0.0)
+    assert (short, stream.pipeline.statistics().accepted) == ([], 2)
+    stream.put("k", b"3", now=0.0)
+    stream.finish(1.0)
+    counts = stream.pipeline.statistics()
+    assert (counts.accepted, counts.delivered, stream.pipeline.stages.buffer_limit.outstanding_records) == (3, 3, 0)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,8 @@ class Twin:
             self.now += self.random.choice(FACTORS_OF_TIME)
             for step in self.random.choices(steps, k=self.random.randrange(1, 4)):
                 step()
+            # Records of the batch may expire when it is put.
+            self.pipeline._batch.drain()  # noqa: SLF001 - what nothing else asks for
             before = self.pipeline.statistics()
             self.say(number, before.accepted, before.delivered, before.failed, self.limit)
             self.poll(self.random.randrange(4))
