@@ -249,7 +249,7 @@ class GatewayConnection(HttpConnection):
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body."""
         if self._held is not None:
-            self._body_within = True
+            self.head_size.body_within = True
             self._held.append(body)
         else:
             super().on_body(body)
@@ -260,8 +260,8 @@ class GatewayConnection(HttpConnection):
         if held is None:
             super().on_message_complete()
             return
-        is_first_and_whole = self._begins_within and not self._ends_within
-        self._ends_within = True
+        is_first_and_whole = self.head_size.begins_within and not self.head_size.ends_within
+        self.head_size.ends_within = True
         body = held[0] if len(held) == 1 else b"".join(held)
         head = self.requests.head_of(self.url, self.headers)
         if head is not None and (

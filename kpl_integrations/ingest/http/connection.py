@@ -34,6 +34,7 @@ from kpl_integrations.ingest.http.answers import (
 )
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow, ReceiveBuffers
 from kpl_integrations.ingest.http.correlation import request_id_in
+from kpl_integrations.ingest.http.head_size import HeadSize
 from kpl_integrations.ingest.http.places import ConnectionPlaces
 from kpl_integrations.ingest.http.read_turns import (
     SLICE_BYTES,
@@ -91,13 +92,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._in_head = self._is_new = True
         # The bytes of a new connection until it is known that it does not speak HTTP/2, then the piece being parsed.
         self._first_bytes = self.received = b""
-        self._head_bytes = 0
-        # The same, but with all of the piece in which it began, and the size of the current piece. A socket delivers
-        # up to 256 KiB at once.
-        self._most_head_bytes = self._piece_bytes = 0
-        # Whether the current piece has the end of a request (then the size of the next head's part in it is unknown and
-        # not counted), the start of one, or a part of a body.
-        self._ends_within = self._begins_within = self._body_within = False
+        self.head_size = HeadSize(self.max_header_bytes)
         # A small one if the last large piece had several requests.
         self._buffer = self.buffers.of(is_pipelining=False)
         # Whether the request asks for an upgrade.
@@ -215,8 +210,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def feed(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""
-        self._ends_within = self._begins_within = self._body_within = False
-        self._piece_bytes = len(data)
+        self.head_size.begin_piece(len(data))
         if self._is_new:
             self._first_bytes += data
             data = self._first_bytes
@@ -226,19 +220,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._parse(data)
         if self.transport.is_closing():
             return
-        if not self._in_head:
-            # Neither head nor body: trailer fields, or bytes between chunks.
-            is_beside = not (self._body_within or self._begins_within or self._ends_within)
-            self._head_bytes = self._head_bytes + len(data) if is_beside else 0
-            if self._head_bytes > self.max_header_bytes:
-                self._refuse(Refusal.LARGE_HEAD)
-            return
-        self._most_head_bytes += len(data)
-        if not self._ends_within:
-            self._head_bytes += len(data)
-        if self._head_bytes > self.max_header_bytes:
+        if self.head_size.end_piece(len(data), is_within=self._in_head):
             self._refuse(Refusal.LARGE_HEAD)
-        elif self._head_timer is None:
+        elif self._in_head and self._head_timer is None:
             self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
 
     def _parse(self, data: bytes) -> None:
@@ -279,8 +263,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         """Start a head."""
-        self._in_head = self._begins_within = True
-        self._head_bytes = self._most_head_bytes = 0
+        self._in_head = True
+        self.head_size.begin()
         self.url, self.headers, self.expects_continue = b"", [], False
 
     def on_url(self, url: bytes) -> None:
@@ -302,13 +286,13 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body."""
-        self._body_within = True
+        self.head_size.body_within = True
         if not (self._asks_upgrade or self.transport.is_closing()):
             self.add_body(body)
 
     def on_message_complete(self) -> None:
         """End a request, unless it asks for an upgrade: then it has not started."""
-        self._ends_within = True
+        self.head_size.ends_within = True
         if not (self._asks_upgrade or self.transport.is_closing()):
             self.cycle.end_body()
 
@@ -317,12 +301,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             # The client could not receive the answer and would send the request again.
             return False
-        # It is measured only if its pieces are large enough. Each field ends with ": " and a line break.
-        if self._most_head_bytes + self._piece_bytes > self.max_header_bytes:
-            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
-            if size > self.max_header_bytes:
-                self._refuse(Refusal.LARGE_HEAD)
-                return False
+        if self.head_size.is_too_large(self.url, self.headers):
+            self._refuse(Refusal.LARGE_HEAD, self.headers)
+            return False
         self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -413,7 +394,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def is_between_requests(self) -> bool:
         """Return True if no request is being received or answered."""
-        return not (self._in_head and self._most_head_bytes) and not self.is_answering()
+        return not (self._in_head and self.head_size.most_bytes) and not self.is_answering()
 
     # Bounds
 
