@@ -157,11 +157,11 @@ REFUSALS: Final[Mapping[Refusal, RefusalAnswer]] = MappingProxyType(
 SERVER_REFUSALS: Final[Mapping[Refusal, str]] = MappingProxyType(
     {
         Refusal.BUSY: "the gateway has too many connections or requests; send this one again later",
-        Refusal.BAD_HTTP: "this is not a valid HTTP request",
-        Refusal.SLOW_HEAD: "the header fields did not arrive in time",
-        Refusal.LARGE_HEAD: "the header fields are too large",
+        Refusal.BAD_HTTP: "this is not valid HTTP: a request has one Host field, and its target is a path",
+        Refusal.SLOW_HEAD: "the request line and the header fields did not arrive in time; send them at once",
+        Refusal.LARGE_HEAD: "the request line and the header fields are too large; send fewer or shorter ones",
         Refusal.TRANSFER_CODING: "the only transfer coding here is chunked",
-        Refusal.HTTP_VERSION: "this server speaks HTTP 1.1 and 1.0",
+        Refusal.HTTP_VERSION: "a request line here names version 1.1 or 1.0 of HTTP",
     }
 )
 

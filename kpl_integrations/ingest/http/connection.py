@@ -131,6 +131,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Tell the requests, cancel the timers, and break reference cycles, which would be collected late."""
         self.server.shared.connections.discard(self)
         self.verified()
+        self.places.half_closed.pop(self.transport, None)
         self.cancel_timers()
         self.reader.close()
         for each in (self._running, self.cycle):
@@ -168,6 +169,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.flow.close()
             return False
         self.cycle.keep_alive = False
+        self.places.half_closed[self.transport] = self
         return True
 
     def pause_writing(self) -> None:
@@ -379,6 +381,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Read again, unless requests wait: each answer would let in more of them."""
         if not self.waiting:
             self.flow.resume_reading()
+            self.reader.go_on()
+
+    def takes_more(self) -> bool:
+        """Return False if a request waits for the answer to another."""
+        return not self.waiting
 
     def start_of(self, status: int) -> bytes:
         """Return the first bytes of an answer."""
@@ -461,7 +468,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.cancel_timers()
         if self.transport.is_closing():
             return
-        if self.is_answering():
+        if self.is_answering() and not self.cycle.more_body:
+            # It was accepted: its answer ends the connection.
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+        elif self.is_answering():
             self.flow.close()
         else:
             request_id = request_id_in(headers)

@@ -42,12 +42,18 @@ class ConnectionPlaces:
     def __init__(self, *, reserves: bool = True) -> None:
         self.reserves = reserves
         self.unverified: dict[asyncio.BaseTransport, PlacedConnection] = {}
+        # Their clients send no more and wait for an answer, or have gone, which looks the same.
+        self.half_closed: dict[asyncio.BaseTransport, PlacedConnection] = {}
         self.http_2_requests = self.unverified_streams = self.unsent_bytes = 0
 
     def take(self, connection: PlacedConnection, open_connections: int, limit: int | None) -> None:
         """Give a new connection a place. Of so many open ones, itself included, at most `limit` may be."""
         self.unverified[connection.transport] = connection
-        if self.reserves and limit is not None and open_connections > limit - reserved_connections(limit):
+        if limit is None or open_connections <= limit - reserved_connections(limit):
+            return
+        if self.half_closed:
+            self.half_closed.pop(next(iter(self.half_closed))).transport.abort()
+        elif self.reserves:
             self._evict(connection)
 
     def keep(self, connection: PlacedConnection) -> None:

@@ -100,6 +100,9 @@ class PausableConnection(Protocol):
     def may_be_cut(self, data: bytes) -> bool:
         """Return True if these may be many bytes of pipelined requests."""
 
+    def takes_more(self) -> bool:
+        """Return False if a request waits for the answer to another. `ConnectionReader.go_on` is called later."""
+
     def may_be_probe(self, data: bytes) -> bool:
         """Return True if these may be one request for a probe."""
 
@@ -281,9 +284,9 @@ def _run_turn(reader: "ConnectionReader", *, is_overdue: bool) -> None:
 class ConnectionReader:
     """One connection: its tenant, and the received bytes that wait for its turn."""
 
-    __slots__ = ("_body_timers", "_has_tenant", "_has_turn", "_is_known", "_paused", "_paused_at", "address",
-                 "authorization", "connection", "flow", "is_refusing", "is_shared", "owner", "started", "turns",
-                 "weight")  # fmt: skip
+    __slots__ = ("_body_timers", "_has_tenant", "_has_turn", "_is_known", "_is_stopped", "_paused", "_paused_at",
+                 "address", "authorization", "connection", "flow", "is_refusing", "is_shared", "owner", "started",
+                 "turns", "weight")  # fmt: skip
 
     def __init__(self, connection: PausableConnection, turns: ReadTurns, address: str) -> None:
         self.connection = connection
@@ -302,6 +305,8 @@ class ConnectionReader:
         self._paused_at = 0.0
         # While received bytes are fed: the time since which CPU time is not charged yet.
         self.started: float | None = None
+        # Its kept bytes are no request's turn while one waits for the answer to another.
+        self._is_stopped = False
         self.is_refusing = self._has_turn = False
         # HTTP/2 has several bodies at a time.
         self._body_timers: set[anyio.CancelScope] = set()
@@ -410,7 +415,7 @@ class ConnectionReader:
                 self.connection.feed(piece)
                 if self.connection.transport.is_closing():
                     pieces.clear()
-                elif now() >= until:
+                elif now() >= until or not self.connection.takes_more():
                     break
         if pieces:
             self._pause(pieces)
@@ -427,7 +432,15 @@ class ConnectionReader:
         self.connection.stop_timers()
         for timer in self._body_timers:
             timer.deadline += _MARGIN_SECONDS
-        self.turns.wait(self)
+        self._is_stopped = not self.connection.takes_more()
+        if not self._is_stopped:
+            self.turns.wait(self)
+
+    def go_on(self) -> None:
+        """Let the kept bytes wait for a turn: the request that waited for an answer has begun."""
+        if self._is_stopped:
+            self._is_stopped = False
+            self.turns.wait(self)
 
     def _add(self, data: bytes) -> None:
         assert self._paused is not None  # noqa: S101 - the caller checked

@@ -189,6 +189,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Return True if these are so many frames that the loop would be late."""
         return len(data) > SLICE_BYTES and self._bounds.frames_in(data) > _MOST_FRAMES
 
+    def takes_more(self) -> bool:
+        """Return True: its requests do not wait for each other."""
+        return True
+
     def may_be_probe(self, data: bytes) -> bool:
         """Return True if these may be the first frames of a health check."""
         return self._is_new and len(data) <= _MOST_PROBE_BYTES

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kpl_integrations.ingest.http.connection_flow import (
     SEND_SECONDS,
     USUAL_BYTES,
 )
+from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_head import SERVER
 from tests.ingest.wire import Wire
 from tests.support.virtual_time import Backend, virtual_time_backend
@@ -307,6 +309,65 @@ async def test_a_connection_is_not_read_while_a_request_waits():
     await asyncio.sleep(1)
     assert paused == [True, True, False]
     connection.connection_lost(None)
+
+
+async def test_received_bytes_are_parsed_only_until_a_request_waits():
+    """250 KB of pipelined requests became 10 MB of waiting ones."""
+    may_answer = asyncio.Event()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await may_answer.wait()
+        await answer(b"", status=204)(scope, receive, send)
+
+    connection, wire = connect(application)
+    connection.data_received(9_000 * GET)
+    await asyncio.sleep(1)
+    assert 0 < len(connection.waiting) <= SLICE_BYTES // len(GET)
+    may_answer.set()
+    await asyncio.sleep(2)
+    assert wire.said.count(b"HTTP/1.1 204 ") == 9_000
+    assert not wire.closed
+    connection.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    "behind", [b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nhost: " + bytes(40_000)], ids=["invalid", "large"]
+)
+async def test_a_complete_request_gets_its_answer_although_the_bytes_behind_it_are_refused(behind):
+    may_answer = asyncio.Event()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await may_answer.wait()
+        await answer(b"", status=204)(scope, receive, send)
+
+    connection, wire = connect(application)
+    connection.data_received(GET)
+    connection.data_received(behind)
+    await asyncio.sleep(1)
+    assert not wire.closed
+    may_answer.set()
+    await asyncio.sleep(1)
+    assert (wire.said, wire.closed) == (b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n", True)
+    connection.connection_lost(None)
+
+
+async def test_a_connection_whose_client_sends_no_more_makes_room_first():
+    """A client that has gone looks like one that waits for its answer."""
+
+    async def application(_scope: Any, receive: Any, _send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    connection, wire = connect(application)
+    connection.data_received(GET)
+    await asyncio.sleep(1)
+    assert connection.eof_received()
+    places: Any = connection.places
+    assert list(places.half_closed) == [wire]
+    places.take(other := SimpleNamespace(transport=Wire()), 2, 1)
+    assert (wire.aborted, other.transport.aborted, list(places.half_closed)) == (True, False, [])
+    connection.connection_lost(None)
+    places.keep(other)
 
 
 def received(connection: Any, data: bytes) -> int:

@@ -76,6 +76,9 @@ class StagedConnection:
     def may_be_probe(self, data: bytes) -> bool:
         return is_probe(data)
 
+    def takes_more(self) -> bool:
+        return True
+
     def stop_timers(self) -> None:
         pass
 
