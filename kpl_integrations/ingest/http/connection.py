@@ -95,8 +95,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.head_size = HeadSize(self.max_header_bytes)
         # A small one if the last large piece had several requests.
         self._buffer = self.buffers.of(is_pipelining=False)
-        # Whether the request asks for an upgrade.
-        self._asks_upgrade = False
+        # Whether the request asks for an upgrade, and whether all that follows is dropped.
+        self._asks_upgrade = self._is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         # The instant of the last answer, and the one timer that checks it for all requests.
         self._answered_at = 0.0
@@ -212,6 +212,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def feed(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""
+        if self._is_refused:
+            return
         self.head_size.begin_piece(len(data))
         if self._is_new:
             self._first_bytes += data
@@ -469,9 +471,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         if self.is_answering() and not self.cycle.more_body:
-            # It was accepted: its answer ends the connection.
+            # It was accepted: its answer ends the connection. Unread bytes would reset it before the client has that.
             self.cycle.keep_alive = False
-            self.flow.pause_reading()
+            self._is_refused = True
         elif self.is_answering():
             self.flow.close()
         else:
