@@ -75,7 +75,8 @@ def short_plan() -> list[Row]:
     for workload in (_work(100, scale=2), _work(1024, scale=2)):
         rows += _over_tls(workload)
     unique = _work(100, "unique", scale=2)
-    rows += [_compiled_over_tls(unique, "put_many"), _of_rival(GO, unique), _of_rival(EXPERT, unique)]
+    rows += [_compiled_over_tls(unique, api) for api in ("put_many", "put_nowait", "put")]
+    rows += [_of_rival(rival, unique) for rival in (GO, EXPERT)]
     rows += [
         _ours(_work(100, keys="unique")),
         _ours(_work(100, shard_count=64)),

@@ -94,12 +94,13 @@ def test_what_the_pages_say_of_the_experts_program_is_measured() -> None:
     for page in (README, INDEX):
         assert f"`put_many` reaches {row[1]} of its rate, and {row[2]} with unique keys." in page
     _, bars = comparison.measured(PANELS[0])
-    assert [bar.program.name for bar in bars[:2]] == ["expert Go producer", "kpl_core, compiled put_many()"]
+    assert {bar.program.name for bar in bars[:2]} == {"expert Go producer", "kpl_core, compiled put_many()"}
     for panel in PANELS[1:]:
         assert comparison.measured(panel)[1][0].program.is_ours
     listed = re.search(r"an expert's Go producer ([\d,]+) over TLS", README)
     assert listed is not None
-    assert float(listed[1].replace(",", "")) == pytest.approx(bars[0].median, rel=0.01)
+    expert = next(bar for bar in bars if bar.program.name == "expert Go producer")
+    assert float(listed[1].replace(",", "")) == pytest.approx(expert.median, rel=0.01)
 
 
 def _tree(page: str) -> str:

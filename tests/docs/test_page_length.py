@@ -10,7 +10,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "decisions"]
 # A reader searches these for one row or one heading.
 LOOKED_UP = {
-    "benchmarks/results.md",
     "howto/cli.md",
     "interop.md",
     "runbook.md",
