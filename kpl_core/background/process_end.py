@@ -34,6 +34,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from kpl_core.options.config import Config
 from kpl_core.transport.default_transport import import_transport
+from kpl_core.version import producer_version
 
 T = TypeVar("T")
 Wait = Callable[[], object]
@@ -378,6 +379,7 @@ def import_early(config: Config) -> None:
         import_module("kpl_core.producer.coordination_driver")
     import_module("anyio._backends._asyncio")  # anyio and name resolution import these at their first use
     import_module("encodings.idna")
+    _ = producer_version()  # importlib.metadata imports more at its first use, from Python 3.12 on
 
 
 # uvicorn
