@@ -95,7 +95,7 @@ typedef struct {
     Py_ssize_t most, limit;
     double opens_at;
     PyObject *outcome, *now; /* of the records that wait */
-    Py_ssize_t count, bytes, is_draining; /* how often, by puts of hooks */
+    Py_ssize_t count, bytes, drains; /* that run: a hook may put in one */
     BatchedPut puts[BATCH];
 } PutBatch;
 

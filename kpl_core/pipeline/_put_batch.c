@@ -85,20 +85,6 @@ static void place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing 
     keep_first(error);
 }
 
-/* Tell those who have the outcome of the batch where its user records are. Returns -1 with an error. */
-static int move_all(PyObject *outcome, const Landing *landings, Py_ssize_t count)
-{
-    PyObject *error = NULL;
-    for (Py_ssize_t each = 0; each < count; each++) {
-        if (landings[each].outcome == NULL) continue;
-        Py_XDECREF(PyObject_CallMethod(outcome, "move", "nOn", each, landings[each].outcome, landings[each].index));
-        keep_first(&error);
-    }
-    Py_XDECREF(PyObject_CallMethod(outcome, "wake", NULL));
-    keep_first(&error);
-    return raise_kept(error);
-}
-
 /* Hash the keys of these records, and find their open records. Returns the table of the router, NULL: it has none. */
 static PyObject *read_puts(PutBatch *self, const BatchedPut *puts, int count, Pair *block, ShardTable *shards)
 {
@@ -135,53 +121,57 @@ static void put_block(PutBatch *self, const BatchedPut *puts, int count, PyObjec
     Py_XDECREF(table);
 }
 
-/* Give each delivery its outcome and index, and return 1; or, if anything else has the outcome of the batch or waits for it,
-   let them move. Returns -1 with an error. */
-static int land(PutBatch *self, const BatchedPut *puts, int count, PyObject *outcome, const Landing *landings)
+/* Give each delivery its outcome and index. If anything else has the outcome of the batch, or waits for it, tell those instead
+   where its user records are. Returns 1 if the outcome of the batch is as before. */
+static int land(PutBatch *self, const BatchedPut *puts, int count, PyObject *outcome, const Landing *landings, PyObject **error)
 {
     PyObject *waiters = PyObject_GetAttrString(outcome, "waiters");
+    int is_shared = Py_REFCNT(outcome) != count + 1 || waiters != Py_None;
     Py_XDECREF(waiters);
-    if (Py_REFCNT(outcome) != count + 1 || waiters != Py_None) return move_all(outcome, landings, count);
     for (int each = 0; each < count; each++) {
-        if (landings[each].outcome == NULL || Py_REFCNT(puts[each].delivery) == 1) continue;
-        if (set_delivery(&self->delivery, puts[each].delivery, landings[each].outcome, landings[each].index) < 0) return -1;
+        const Landing *to = &landings[each];
+        if (to->outcome == NULL) continue;
+        if (is_shared) Py_XDECREF(PyObject_CallMethod(outcome, "move", "iOn", each, to->outcome, to->index));
+        else if (Py_REFCNT(puts[each].delivery) > 1) set_delivery(&self->delivery, puts[each].delivery, to->outcome, to->index);
+        if (PyErr_Occurred()) keep_first(error);
     }
-    return 1;
+    if (is_shared) Py_XDECREF(PyObject_CallMethod(outcome, "wake", NULL));
+    keep_first(error);
+    return !is_shared;
 }
 
-/* Put the records of the batch. Returns -1 with an error, after all that can be put. */
-static int drain(PutBatch *self)
+/* Put the records of the batch, if it has any. */
+static void drain(PutBatch *self, PyObject **error)
 {
     BatchedPut puts[BATCH];
     Landing landings[BATCH] = {0};
-    PyObject *error = NULL, *outcome = self->outcome, *now = self->now;
+    PyObject *outcome = self->outcome, *now = self->now;
     int count = (int)self->count;
-    if (count == 0) return 0;
+    if (count == 0) return;
     memcpy(puts, self->puts, count * sizeof(BatchedPut)); /* a hook may put meanwhile, into the next batch */
     self->outcome = self->now = NULL;
     self->count = self->bytes = 0;
-    self->is_draining++;
+    self->drains++;
     for (int start = 0; start < count; start += BLOCK)
-        put_block(self, puts + start, count - start < BLOCK ? count - start : BLOCK, now, landings + start, &error);
-    int landed = land(self, puts, count, outcome, landings);
-    if (landed < 0) keep_first(&error);
+        put_block(self, puts + start, count - start < BLOCK ? count - start : BLOCK, now, landings + start, error);
+    int is_as_before = land(self, puts, count, outcome, landings, error);
     for (int each = 0; each < count; each++) {
         release(&puts[each]);
         Py_XDECREF(landings[each].outcome);
     }
-    self->is_draining--;
+    self->drains--;
     Py_DECREF(now);
-    if (landed > 0 && Py_REFCNT(outcome) == 1 && self->outcome == NULL) self->outcome = outcome; /* the next batch has it */
+    if (is_as_before && Py_REFCNT(outcome) == 1 && self->outcome == NULL) self->outcome = outcome; /* the next batch has it */
     else Py_DECREF(outcome);
-    return raise_kept(error);
 }
 
 /* Drain the batch for a producer, which wakes the stream if the pipeline wants that. Returns -1 with an error. */
 static int drain_and_wake(PutBatch *self, PyObject *producer, PyObject *stream)
 {
     PyObject *error = NULL;
-    do if (drain(self) < 0) keep_first(&error);
-    while (self->count >= self->limit); /* what a hook has put meanwhile */
+    do {
+        drain(self, &error);
+    } while (self->count >= self->limit); /* hooks have put meanwhile */
     PyObject *attention = PyObject_GetAttrString(self->pipeline, "attention");
     if (attention == Py_True) Py_XDECREF(PyObject_CallMethod(producer, "_wake", "O", stream));
     Py_XDECREF(attention);
@@ -222,14 +212,16 @@ PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *
     self->room->free_records--;
     self->room->free_bytes -= size;
     if (self->count < BATCH && self->count < self->limit && self->bytes < BATCH_BYTES) return delivery;
-    if (self->count < BATCH && self->is_draining) return delivery; /* `drain_and_wake` above this call puts it too */
+    if (self->count < BATCH && self->drains > 0) return delivery; /* `drain_and_wake` above this call puts it too */
     if (drain_and_wake(self, producer, stream) < 0) Py_CLEAR(delivery);
     return delivery;
 }
 
 static PyObject *drain_method(PutBatch *self, PyObject *Py_UNUSED(ignored))
 {
-    return drain(self) < 0 ? NULL : Py_NewRef(Py_None);
+    PyObject *error = NULL;
+    drain(self, &error);
+    return raise_kept(error) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *new_batch(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords))

@@ -80,6 +80,7 @@ class StreamPipeline:
         self._aggregator = stages.aggregator
         self._output = stages.aggregator.output
         self._placement = Placement(stages, fair)
+        self.place: Callable[[str, bytes, float], ResultHandle] = self._placement.place
         self.limiter = stages.limiter
         self._send_queue = stages.send_queue
         self._retrier = stages.retrier
@@ -135,11 +136,6 @@ class StreamPipeline:
                 self.attend(now)
         return delivery
 
-    def place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
-        """Put a record of the batch that opens or closes an aggregated record."""
-        lane, key_entry, key_bytes, _ = self._routes.get(partition_key) or self._router.find(partition_key)
-        return lane.add(partition_key, key_entry, data, len(data) + key_bytes, now)
-
     def fail_put(self, partition_key: str, data: bytes, now: float, error: BaseException) -> ResultHandle:
         """Fail a record of the batch that `place` could not put."""
         detached = self.stages.accept_detached(UserRecord(partition_key, data), now)
@@ -184,7 +180,8 @@ class StreamPipeline:
         A record from a caller that finds no room goes to the disk where one is configured for that.
         """
         record = with_bytes(record)
-        self._batch.drain()
+        if self._batch.count:
+            self._batch.drain()
         try:
             return self._accept(record, now, origin)
         except BufferFull as full:
@@ -281,7 +278,8 @@ class StreamPipeline:
             return
         while position < end:
             position, _ = self._placement.place_run(run, (position, end), now, terms, RESERVED, handles)
-            self.attend(now)
+            if self._output.has_closed:
+                self.attend(now)
 
     def attend(self, now: float) -> None:
         """Hand on what a put closed, and set `attention` if the driver must poll earlier than it plans to."""
@@ -311,7 +309,8 @@ class StreamPipeline:
 
     def poll(self, now: float, free_requests: int) -> Poll:
         """Let time pass; return the requests to send, at most `free_requests`, and when to poll again."""
-        self._batch.drain()
+        if self._batch.count:
+            self._batch.drain()
         if self.limiter.is_paused:
             # Full requests may leave only below, so the limiter still waits for them.
             self._pause_limiter(now, may_send=False)
@@ -392,7 +391,8 @@ class StreamPipeline:
         """Finish, retry or fail the records of a request. An answer after `abandon` comes too late."""
         if request not in self._in_flight:
             return
-        self._batch.drain()
+        if self._batch.count:
+            self._batch.drain()
         self._in_flight.remove(request)
         if self.fair is not None:
             self.fair.answered(request.records)

@@ -49,6 +49,11 @@ class Placement:
         lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
         return lane, lane.entry(key, digest), len(key)
 
+    def place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
+        """Put a record of a batch of single puts that opens or closes an aggregated record."""
+        lane, key_entry, key_bytes = self.of(partition_key, None, "normal")
+        return lane.add(partition_key, key_entry, data, len(data) + key_bytes, now)
+
     def place_run(
         self,
         run: list[Any],
