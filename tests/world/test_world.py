@@ -10,6 +10,8 @@ from typing import NoReturn
 
 import pytest
 
+from tests.support.gateway_scene import Answer
+from tests.world.connections.connection import HIGH_WATER_BYTES, ConnectionLost, WorldConnection
 from tests.world.fleet import Fleet
 from tests.world.kinds_of_faults import KINDS
 from tests.world.lease_law import run_law
@@ -102,3 +104,96 @@ def test_the_law_sees_a_worker_that_applies_its_shares_after_it_has_reported(mon
     outcomes = [run_law("late", seed) for seed in range(4, 9)]
     assert max(outcome.worst_rate for outcome in outcomes) > 1.05
     assert any("rate in force" in sentence for each in outcomes for sentence in each.broken(KINDS["late"]))
+
+
+class AnsweringProtocol:
+    """A server in the place of the gateway: it answers whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.lost: list[Exception | None] = []
+        self.is_paused = False
+        # Whether it has something to say to a client that has closed its side.
+        self.keeps_open = False
+        self._buffer = bytearray(65_536)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+
+    def get_buffer(self, _: int) -> memoryview:
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, _: int) -> None:
+        pass
+
+    def eof_received(self) -> bool:
+        return self.keeps_open
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.append(error)
+
+    def answer(self, size: int = 0) -> None:
+        self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (size, bytes(size)))
+
+
+async def with_unread_requests(connection: WorldConnection, requests: int) -> list[asyncio.Task[Answer]]:
+    """Send requests that the gateway does not read yet."""
+    connection.end.pause_reading()
+    asking = [asyncio.create_task(connection.ask(b"GET / HTTP/1.1\r\n\r\n")) for _ in range(requests)]
+    await asyncio.sleep(1.0)
+    return asking
+
+
+def test_an_answer_to_a_client_that_has_closed_its_end_comes_back_as_a_reset():
+    """Its other requests were answered for minutes, so that the producer was never empty (seed 198448)."""
+
+    async def story() -> None:
+        protocol = AnsweringProtocol()
+        connection = WorldConnection(lambda: protocol, seconds=0.1)
+        asking = await with_unread_requests(connection, 3)
+        connection.leave(reset=False)
+        assert {type(each) for each in await asyncio.gather(*asking, return_exceptions=True)} == {ConnectionLost}
+        await asyncio.sleep(1.0)
+        assert protocol.lost == []
+        protocol.answer()
+        await asyncio.sleep(1.0)
+        assert [type(each) for each in protocol.lost] == [ConnectionResetError]
+
+    run_in_world(story)
+
+
+@pytest.mark.parametrize("keeps_open", [True, False])
+def test_a_connection_whose_client_has_closed_its_side_stays_open_if_the_gateway_says_so(keeps_open):
+    """As in asyncio: it was closed at once, so no such client was answered."""
+
+    async def story() -> None:
+        protocol = AnsweringProtocol()
+        protocol.keeps_open = keeps_open
+        connection = WorldConnection(lambda: protocol, seconds=0.1)
+        connection.leave(reset=False)
+        await asyncio.sleep(1.0)
+        assert connection.end.is_closing() is not keeps_open
+
+    run_in_world(story)
+
+
+def test_a_black_hole_acknowledges_nothing_so_answers_stay_in_the_gateways_buffer():
+    """They left it at once, so all requests before the hole were answered (seed 198549)."""
+
+    async def story() -> None:
+        protocol = AnsweringProtocol()
+        connection = WorldConnection(lambda: protocol, seconds=0.1)
+        asking = await with_unread_requests(connection, 1)
+        connection.is_black_hole = True
+        connection.leave(reset=True)
+        assert [type(each) for each in await asyncio.gather(*asking, return_exceptions=True)] == [ConnectionLost]
+        for _ in range(20):
+            protocol.answer(5_000)
+        await asyncio.sleep(3_600.0)
+        assert protocol.is_paused
+        assert connection.end.unsent_bytes > HIGH_WATER_BYTES
+        assert protocol.lost == []
+
+    run_in_world(story)

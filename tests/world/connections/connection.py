@@ -1,7 +1,9 @@
 """A connection in the world: the gateway's own code for HTTP/1.1 at one end, a client at the other, no socket between.
 
 Bytes arrive in order, after some time. A client that does not read leaves what is written in the gateway's buffer,
-which has the high-water mark of asyncio. The gateway's kernel keeps the first bytes, as a real one does.
+which has the high-water mark of asyncio; so does a black hole, from which no acknowledgement comes. The gateway's
+kernel keeps the first bytes, as a real one does. An answer that reaches a client which has closed its end comes back as
+a reset, and the requests behind it are not answered.
 """
 
 import asyncio
@@ -97,8 +99,8 @@ class GatewayEnd(asyncio.Transport):
         while self._arrived and not (self._is_reading_paused or self._is_closing):
             data = self._arrived.popleft()
             if data is None:
-                self.protocol.eof_received()
-                self.close()
+                if not self.protocol.eof_received():
+                    self.close()
                 return
             self.open_requests += data.count(_REQUEST)
             self.most_open_requests = max(self.most_open_requests, self.open_requests)
@@ -169,9 +171,9 @@ class WorldConnection:
     def leave(self, *, reset: bool) -> None:
         """Close the client's end: at once, or behind what it has sent.
 
-        A client that does not read closes only its half then, and never reads.
+        A client that does not read closes only its half then, and never reads. From a black hole nothing arrives.
         """
-        if reset:
+        if reset and not self.is_black_hole:
             self.break_off()
             return
         self._send(None)
@@ -194,9 +196,13 @@ class WorldConnection:
 
     def room(self) -> float:
         """Return how many bytes the gateway's end can get rid of."""
-        if self.is_reading or self._is_gone:
+        if self._takes_bytes:
             return float("inf")
         return KERNEL_BYTES - self._back_bytes
+
+    @property
+    def _takes_bytes(self) -> bool:
+        return not self.is_black_hole and (self.is_reading or self._is_gone)
 
     def send_back(self, data: bytes | None) -> None:
         """Let bytes travel to the client; None: the gateway has closed its end."""
@@ -215,13 +221,13 @@ class WorldConnection:
             self.end.arrive(data)
 
     def _arrive_back(self) -> None:
-        if not self.is_reading or not self._back:
+        if not self._takes_bytes or not self._back:
             return
         data = self._back.popleft()
         self._back_bytes -= len(data or b"")
-        if self.is_black_hole or not self.is_open:
-            return
-        if data is None:
+        if not self.is_open:
+            self.loop.call_later(self.seconds, self.end.lose, ConnectionResetError())
+        elif data is None:
             self._lost()
         elif self.cuts_next:
             self._hear(data[: len(data) // 2])
