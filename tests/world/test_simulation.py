@@ -87,6 +87,13 @@ def test_a_worker_that_forgets_an_idle_tenant_does_not_gain_by_it():
     assert run_workers_story(22).false == []
 
 
+# After a tenant's rate in a process had risen, its clients got retry times on top of those of the low rate, and were
+# refused again (198579: 64 of 100 records a second).
+@pytest.mark.parametrize(("seed", "less"), [(198579, Less(frozenset({"clock steps"}), seconds=20.0, clients=2))])
+def test_what_a_run_of_several_gateways_has_found_stays_corrected(seed, less):
+    assert run_gateways_story(seed, less).false == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("seed", range(1_000, 1_008))

@@ -332,13 +332,18 @@ class RetryAfterScheduler:
     remains for the assigned slots.
     """
 
-    __slots__ = ("_chance", "_due", "_end", "_passed", "_slowdown")
+    __slots__ = ("_chance", "_due", "_end", "_later", "_passed", "_slowdown")
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._chance = chance
-        # Instants and costs, sorted. Rounding to seconds can give a later request an earlier slot.
-        self._due: list[tuple[float, float]] = []
+        # Instants, costs, and when their service ends by the plan. Sorted: rounding to seconds can give a later request
+        # an earlier slot.
+        self._due: list[tuple[float, float, float]] = []
+        # Up to here the capacity is assigned.
         self._end = -math.inf
+        # The slots that do not count there, after a change of the rate: when the service of each begins at the latest,
+        # and its cost. The next one is the last.
+        self._later: list[tuple[float, float]] = []
         # By which the costs were multiplied, because this process has a part of the tenant's rate.
         self._slowdown = 1.0
         # How many requests `try_pass` let pass whose slots are neither taken nor expired.
@@ -347,14 +352,14 @@ class RetryAfterScheduler:
     def reprice(self, slowdown: float, now: float) -> None:
         """Cost the slots with the rate in force: a full rate is `slowdown` times as high as this process's rate now.
 
-        The times that clients were given stay.
+        The times that clients were given stay. At a higher rate there is room between them.
         """
         if slowdown == self._slowdown:
             return
         factor, self._slowdown = slowdown / self._slowdown, slowdown
-        self._due = [(at, cost * factor) for at, cost in self._due]
-        if self._end > now:
-            self._end = now + (self._end - now) * factor
+        self._due = [(at, cost * factor, end) for at, cost, end in self._due]
+        self._end = min(self._end, now)
+        self._later = sorted(((end - SLACK * cost, cost) for _, cost, end in self._due if end > now), reverse=True)
 
     def booked_seconds(self, now: float) -> float:
         """Return for how many seconds from now on there are slots one after the other."""
@@ -372,7 +377,7 @@ class RetryAfterScheduler:
         if spare_seconds <= 0.0:
             return True
         reserved = 0.0
-        for at, cost in due:
+        for at, cost, _ in due:
             reserved += cost
             if reserved - (at - now) > spare_seconds:
                 return True
@@ -386,20 +391,27 @@ class RetryAfterScheduler:
     def try_pass(self, now: float) -> bool:
         """Let one request pass for each slot that is due: it may be from the client that got this retry time."""
         self._drop_expired(now)
-        if bisect_right(self._due, (now, math.inf)) <= self._passed:
+        if bisect_right(self._due, (now, math.inf, math.inf)) <= self._passed:
             return False
         self._passed += 1
         return True
 
     def assign(self, cost_seconds: float, *, ready_in: float, now: float) -> int:
         """Return the whole seconds, at least 1, after which a rejected request should be retried."""
-        end = max(now + ready_in, self._end + SLACK * cost_seconds)
+        own = SLACK * cost_seconds
+        begin = max(now + ready_in - own, self._end)
+        while self._later and self._later[-1][0] < begin + own:
+            latest, reserved = self._later.pop()
+            if latest + SLACK * reserved > now:
+                self._end = max(now, self._end) + SLACK * reserved
+                begin += SLACK * reserved
+        end = begin + own
         if end - now > LONGEST_SECONDS or len(self._due) >= MOST_SLOTS:
             # A request that needs longer by itself must not return earlier.
             return whole_seconds(max(ready_in, LONGEST_SECONDS) * (1.0 + 0.25 * self._chance()))
         self._end = end
         wait = whole_seconds(end - now + 0.5 * self._chance())
-        insort(self._due, (now + wait, cost_seconds))
+        insort(self._due, (now + wait, cost_seconds, end))
         return wait
 
     def _drop_expired(self, now: float) -> None:

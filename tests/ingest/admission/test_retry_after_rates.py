@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 import pytest
+from hypothesis import given, strategies as st
 
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
-from kpl_integrations.ingest.admission.refusals import GRACE_SECONDS, Refused, RetryAfterScheduler
+from kpl_integrations.ingest.admission.refusals import (
+    GRACE_SECONDS,
+    LONGEST_SECONDS,
+    SLACK,
+    Refused,
+    RetryAfterScheduler,
+)
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import Tenant, TenantQuota
 
@@ -89,6 +96,36 @@ def test_a_client_that_does_not_wait_gets_the_rate_of_each_lease_at_once(burst_s
         assert 100 - slack <= per_second(accepted, begin, begin + 5) <= 100 + slack
 
 
+def test_clients_that_wait_find_room_after_the_rate_has_risen() -> None:
+    """New slots lay on those of the low rate, and half of the clients were refused again."""
+    chance = random.Random(1)
+    tenant = Tenant(id="t", records_per_second=RATE, burst_seconds=2.0)
+    account = TenantAccount(tenant, keys=IdempotencyWindow(most_keys=1, seconds=1.0), chance=chance.random, now=0.0)
+    assert account.quota is not None
+    account.quota.set_rates(RATE / 3, 1.0, 0.0)
+    # Twice the rate, in requests of 20 records; each client comes back once.
+    events: list[tuple[float, float]] = [(number / 10.0 + 0.1 * chance.random(), 0) for number in range(800)]
+    heapify(events)
+    is_low, returned = True, Counter[bool]()
+    while events:
+        now, wait = heappop(events)
+        if is_low and now >= 10.0:
+            account.quota.set_rates(RATE, 1.0, now)
+            is_low = False
+        is_back = wait > 0 and now - wait >= 10.0
+        try:
+            Admission._require_quota(account, 20, 0, now)  # noqa: SLF001 - the rest needs a producer
+            account.quota_schedule.take_due(now)
+            returned[True] += is_back
+        except Refused as refused:
+            returned[False] += is_back
+            retry_after = refused.retry_after or 0
+            if not wait and retry_after < LONGEST_SECONDS:
+                heappush(events, (now + retry_after + RETURN_SECONDS, retry_after))
+    assert returned.total() > 200
+    assert returned[True] >= 0.95 * returned.total()
+
+
 def test_clients_that_wait_beside_one_that_does_not_wait_take_no_more_than_the_rate() -> None:
     accepted, _ = served(burst_seconds=0.25, obedient=3, impatient=1)
     assert 95 <= per_second(accepted, 5, 60) <= 105
@@ -120,12 +157,44 @@ def test_slots_are_costed_with_the_rate_in_force() -> None:
     slots.reprice(1.0, 1.5)
     # At the whole rate they are a third of a second.
     assert not slots.is_reserved(1.5, spare_seconds=0.4)
-    assert slots.booked_seconds(1.5) == pytest.approx(0.45)
+    # So there is room before the first one.
+    assert slots.booked_seconds(1.5) == 0.0
     # The times that were given stay.
     assert not slots.is_reserved(2.0)
     slots.take_due(2.0)
     assert slots.is_reserved(4.9)
     assert not slots.is_reserved(5.0)
+
+
+COSTS = st.lists(st.floats(0.01, 0.5), min_size=20, max_size=80)
+
+
+@given(st.floats(1.0, 6.0), COSTS, st.floats(0.0, 30.0), COSTS)
+def test_after_a_rise_of_the_rate_slots_need_no_more_than_the_rate_at_any_time_and_leave_none_unused(
+    rise: float, before: list[float], now: float, after: list[float]
+) -> None:
+    slots = RetryAfterScheduler(lambda: 0.0)
+    slots.reprice(rise, 0.0)
+    booked: list[tuple[float, float]] = []
+    for cost in before:
+        wait, had = slots.assign(rise * cost, ready_in=0.0, now=0.0), len(booked)
+        booked += [(wait, cost)] * (len(slots) - had)
+    booked = [each for each in booked if each[0] > now]
+    slots.reprice(1.0, now)
+    for cost in after:
+        wait = slots.assign(cost, ready_in=0.0, now=now)
+        booked.append((now + wait, cost))
+        if wait < LONGEST_SECONDS:
+            assert wait <= SLACK * sum(each for at, each in booked if at < now + wait + 1.0) + 1.0
+    # Times are rounded up to seconds, the first slot counts whole, and a request moves a slot of the old rate by its
+    # own cost at most.
+    inexact = 1.0 + 2.0 * SLACK * max(before + after)
+    booked = sorted(each for each in booked if each[0] < now + LONGEST_SECONDS)
+    for number, (begin, _) in enumerate(booked):
+        needed = 0.0
+        for at, cost in booked[number:]:
+            needed += SLACK * cost
+            assert needed <= at - begin + inexact
 
 
 def test_a_request_beside_reserved_slots_is_told_to_come_when_the_debt_is_paid() -> None:
