@@ -38,6 +38,9 @@ SENDER_FAILED: Final = "SenderFailed"
 TOO_LARGE: Final = "TooLarge"
 _UNKNOWN: Final = "Unknown"
 
+# How many shipments the loop puts in one step, before its other work goes on.
+_STEP_SHIPMENTS: Final = 250
+
 # The share of a shutdown's time that is kept back for the connections and the thread to end.
 _ENDING_SHARE: Final = 0.1
 
@@ -244,8 +247,10 @@ class TelemetrySender:
     # In the sender's thread
 
     def drain(self, producer: Producer) -> None:
-        """Put what is in the inbox, as far as the producer has room."""
-        while self._inbox:
+        """Put the next shipments of the inbox, as far as the producer has room, and come back for the others."""
+        for _ in range(_STEP_SHIPMENTS):
+            if not self._inbox:
+                return
             shipment = self._inbox[0]
             try:
                 delivery = producer.put_nowait(self._stream, partition_key=shipment.partition_key, data=shipment.data)
@@ -259,6 +264,8 @@ class TelemetrySender:
             else:
                 self._take()
                 call_when_finished(delivery, partial(self._has_result, shipment))
+        with self._changed:
+            self._background.wake()
 
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once the producer has everything that is in the inbox now."""

@@ -12,8 +12,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from kpl_core import Config, ConfigError, Producer, SpoolOptions
 from kpl_core.background import process_end
+from kpl_core.background.stderr_report import StderrReport
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
+from kpl_integrations.otel.sender import Shipment, TelemetrySender
 from tests.otel.conftest import EXPORTERS, emit
 from tests.otel.test_splitting import large_spans
 from tests.support.durability_scene import set_writable
@@ -123,6 +125,30 @@ def test_exports_above_the_producers_own_bound_do_not_wait_for_its_deadline(kine
         exporter.export(large_spans(1, 10))
     wait_until(lambda: exporter.counts().delivered >= 4, lambda: f"4 delivered of {exporter.counts()}")
     exporter.shutdown()
+
+
+def test_what_came_before_the_producer_was_open_is_put_in_steps(kinesis: FakeKinesis):
+    """All of it was put in one step of the loop, in which no request left and no timer ran."""
+    steps = []
+
+    class Watched(TelemetrySender):
+        def drain(self, producer: Producer) -> None:
+            before = producer.report().accepted
+            super().drain(producer)
+            steps.append(producer.report().accepted - before)
+
+    sender = Watched(
+        "telemetry",
+        max_bytes=1_000_000,
+        make_producer=lambda: Producer(transport=FakeTransport(kinesis)),
+        report=StderrReport("telemetry", "spans"),
+    )
+    for number in range(1_000):
+        assert sender.offer(Shipment(str(number), b"span", 1), deadline=0.0)
+    sender.start(None)
+    assert sender.flush(10.0)
+    sender.close(10.0)
+    assert (max(steps), sum(steps)) == (250, 1_000)
 
 
 @pytest.mark.parametrize("signal", EXPORTERS)
