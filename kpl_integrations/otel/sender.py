@@ -249,21 +249,23 @@ class TelemetrySender:
     def drain(self, producer: Producer) -> None:
         """Put the next shipments of the inbox, as far as the producer has room, and come back for the others."""
         for _ in range(_STEP_SHIPMENTS):
-            if not self._inbox:
+            try:
+                # In one step, because a close that is late empties the inbox in its own thread.
+                shipment = self._inbox.popleft()
+            except IndexError:
                 return
-            shipment = self._inbox[0]
             try:
                 delivery = producer.put_nowait(self._stream, partition_key=shipment.partition_key, data=shipment.data)
             except BufferFull:
                 # The producer's own bound is below ours; the sender comes back after progress.
+                self._inbox.appendleft(shipment)
                 producer.internal.make_room()
                 return
             except KplError as error:
-                self._take()
                 self._settle(shipment, reason=type(error).__name__)
             else:
-                self._take()
                 call_when_finished(delivery, partial(self._has_result, shipment))
+            self._taken += 1
         with self._changed:
             self._background.wake()
 
@@ -292,10 +294,6 @@ class TelemetrySender:
             await producer.close(timeout=max(0.0, deadline - time.monotonic()))
         finally:
             self._background.stop()
-
-    def _take(self) -> None:
-        self._inbox.popleft()
-        self._taken += 1
 
     def _has_result(self, shipment: Shipment, result: RecordResult) -> None:
         reason = None if result.successful or result.kept else result.error_code or _UNKNOWN
