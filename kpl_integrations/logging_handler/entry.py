@@ -5,13 +5,16 @@ A record that no Kinesis record can hold is truncated, split into pieces, or kep
 
 import logging
 import secrets
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from itertools import cycle
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from kpl_core import ConfigError, RecordResult
+from kpl_core import ConfigError, Producer, RecordResult
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.records.user_record import Tier
 from kpl_integrations.logging_handler.formatter import LargeLine, current_trace
@@ -25,6 +28,8 @@ Oversize = Literal["truncate", "split", "dlq"]
 
 # Enough to reach some hundred shards evenly, and few enough that each is hashed once.
 _RANDOM_KEYS: Final = 1_024
+# Why a record that is too large did not arrive: the dead letters did not take it.
+NOT_KEPT: Final = "NotKept"
 _EXTRA: Final = "extra:"
 # The longest JSON escape of one character: \u0000.
 _LONGEST_ESCAPE: Final = 6
@@ -80,6 +85,44 @@ class SplitRecord:
         self._left -= 1
         if not self._left:
             self._count(self._error_code, is_kept=self._is_kept)
+
+
+class OversizeLetters:
+    """The letters of records that are too large, on their way to the dead letters: counted under the sender's lock.
+
+    `count` takes the error code of a log record whose letter was not kept.
+    """
+
+    def __init__(self, lock: "threading.RLock", count: Callable[[str], object]) -> None:
+        self._lock = lock
+        self._count = count
+        self.kept = self.pending = 0
+
+    def add(self, producer: Producer, stream: str, key: str, record: LetterAndStub, tier: Tier) -> None:
+        """Add the letter; in the sender's thread."""
+        from kpl_core.durability.spool import SpooledRecord, SpoolError  # noqa: PLC0415 - SQLite, imported by now
+
+        letters = producer.dead_letters
+        metadata = {"dead_letter": record.mark}
+        spooled = SpooledRecord(stream, key, record.whole, time.time(), tier=tier, metadata=metadata)
+        try:
+            added = None if letters is None else letters.add_nowait([letters.letter(spooled, "oversize")])
+        except SpoolError:
+            added = None
+        if added is None:
+            self._count(NOT_KEPT)
+            return
+        with self._lock:
+            self.pending += 1
+        added.add_done_callback(self._finished)
+
+    def _finished(self, added: "Future[None]") -> None:
+        has_failed = added.cancelled() or added.exception() is not None
+        with self._lock:
+            self.pending -= 1
+            self.kept += not has_failed
+        if has_failed:
+            self._count(NOT_KEPT)
 
 
 def entry_size(entry: Entry) -> int:

@@ -26,8 +26,6 @@ CLOSED: Final = "Closed"
 FORMAT_ERROR: Final = "FormatError"
 SENDER_FAILED: Final = "SenderFailed"
 SHUTDOWN: Final = "Shutdown"
-# Too large for the stream, and the dead letters did not take it.
-NOT_KEPT: Final = "NotKept"
 
 
 class LogCounts(msgspec.Struct, frozen=True, kw_only=True):

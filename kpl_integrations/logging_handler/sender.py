@@ -12,20 +12,25 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from typing import Final
 
-from kpl_core import BlockingProducer, BufferFull, KplError, Producer, ProducerClosed, RecordResult
+from kpl_core import BlockingProducer, BufferFull, Delivery, KplError, Producer, ProducerClosed, RecordResult
 from kpl_core.background.process_end import SpareThread
 from kpl_core.background.sender import BackgroundSender
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.producer.delivery import call_when_finished
 from kpl_core.records.user_record import Tier
-from kpl_integrations.logging_handler.entry import Entry, LetterAndStub, LogPiece, SplitRecord, random_keys
+from kpl_integrations.logging_handler.entry import (
+    Entry,
+    LetterAndStub,
+    LogPiece,
+    OversizeLetters,
+    SplitRecord,
+    random_keys,
+)
 from kpl_integrations.logging_handler.formatter import LargeLine
 from kpl_integrations.logging_handler.level_queue import (
     FORMAT_ERROR,
-    NOT_KEPT,
     SENDER_FAILED,
     SHUTDOWN,
     LogCounts,
@@ -106,7 +111,8 @@ class LogSender:
         self._extension = TimeExtension(settings.extra_seconds if without_room == "wait" else 0.0)
         # What the files of an earlier run held when the producer opened.
         self._found = 0
-        self._delivered = self._kept = self._kept_letters = self._pending_letters = 0
+        self._delivered = self._kept = 0
+        self._letters = OversizeLetters(queue.lock, self.count)
         # What was dropped behind the queue, by reason.
         self._dropped: Counter[str] = Counter()
         self._notice_seconds = settings.notice_seconds
@@ -197,7 +203,7 @@ class LogSender:
             # What left the files since was delivered.
             still_kept = min(kept, max(0, report.spooled + report.dead_lettered - self._found))
             delivered, kept = delivered + kept - still_kept, still_kept
-        kept += self._kept_letters
+        kept += self._letters.kept
         buffered = emitted - delivered - kept - dropped.total()
         return LogCounts(emitted=emitted, delivered=delivered, kept=kept, dropped=dropped, buffered=buffered)
 
@@ -313,10 +319,21 @@ class LogSender:
             taken = self._queue.take(_CHUNK_RECORDS, _CHUNK_BYTES)
             if taken:
                 self._room.notify_all()
+        deliveries: list[Delivery] = []
+        try:
+            self._put_entries(producer, taken, deliveries)
+        finally:
+            # Behind the puts, because what waits for a result puts the batch of its record.
+            for delivery in deliveries:
+                call_when_finished(delivery, self._record_finished)
+        self._put_pieces(producer)
+        return len(taken)
+
+    def _put_entries(self, producer: Producer, taken: list[tuple[bool, Entry]], deliveries: list[Delivery]) -> None:
         entries = iter(taken)
         for is_highest, entry in entries:
             try:
-                self._put_entry(producer, entry, "critical" if is_highest else "normal")
+                self._put_entry(producer, entry, "critical" if is_highest else "normal", deliveries)
             except BaseException as error:
                 # A formatter's code encodes large lines here.
                 self._entry_failed(self.count, SENDER_FAILED if isinstance(entry, bytes) else FORMAT_ERROR, error)
@@ -324,19 +341,17 @@ class LogSender:
                     for _ in entries:
                         self.count(SENDER_FAILED)
                     raise
-        self._put_pieces(producer)
-        return len(taken)
 
-    def _put_entry(self, producer: Producer, entry: Entry, tier: Tier) -> None:
+    def _put_entry(self, producer: Producer, entry: Entry, tier: Tier, deliveries: list[Delivery]) -> None:
         # Most entries are one user record, put into a producer with room.
         if isinstance(entry, bytes) and not self._pieces and self._without_room == "wait":
             try:
-                delivery = producer.put_nowait(self._stream, partition_key=next(self._keys), data=entry, tier=tier)
+                deliveries.append(
+                    producer.put_nowait(self._stream, partition_key=next(self._keys), data=entry, tier=tier)
+                )
             except KplError:
                 # `_put_pieces` tries it once more, and knows what to do.
                 self._add_pieces(producer, entry, tier)
-            else:
-                call_when_finished(delivery, self._record_finished)
         else:
             self._add_pieces(producer, entry, tier)
 
@@ -351,7 +366,7 @@ class LogSender:
         elif isinstance(data, LetterAndStub):
             # The letter stands for the log record; what happens to the stub counts for nothing.
             self._pieces.append(LogPiece(key, data.stub, tier, _ignore, _ignore))
-            self._add_letter(producer, key, data, tier)
+            self._letters.add(producer, self._stream, key, data, tier)
         else:
             split = SplitRecord(self.count, len(data))
             self._pieces.extend(LogPiece(key, piece, tier, split.finished, split.failed) for piece in data)
@@ -397,23 +412,6 @@ class LogSender:
             return None
         return tier if self._without_room == "spool" else "bulk"
 
-    def _add_letter(self, producer: Producer, key: str, record: LetterAndStub, tier: Tier) -> None:
-        from kpl_core.durability.spool import SpooledRecord, SpoolError  # noqa: PLC0415 - SQLite, imported by now
-
-        letters = producer.dead_letters
-        metadata = {"dead_letter": record.mark}
-        spooled = SpooledRecord(self._stream, key, record.whole, time.time(), tier=tier, metadata=metadata)
-        try:
-            added = None if letters is None else letters.add_nowait([letters.letter(spooled, "oversize")])
-        except SpoolError:
-            added = None
-        if added is None:
-            self.count(NOT_KEPT)
-            return
-        with self._room:
-            self._pending_letters += 1
-        added.add_done_callback(self._letter_finished)
-
     # Results
 
     def count(self, error_code: str | None, *, is_kept: bool = False) -> None:
@@ -436,15 +434,6 @@ class LogSender:
         is_kept = result.kept is not None
         self.count(None if result.successful or is_kept else result.error_code or "", is_kept=is_kept)
 
-    def _letter_finished(self, added: "Future[None]") -> None:
-        has_failed = added.cancelled() or added.exception() is not None
-        with self._room:
-            self._pending_letters -= 1
-            if not has_failed:
-                self._kept_letters += 1
-        if has_failed:
-            self.count(NOT_KEPT)
-
     def _give_up(self, reason: str) -> None:
         """Drop what waits in the queue or behind it."""
         with self._room:
@@ -463,7 +452,7 @@ class LogSender:
     async def _flush(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
         is_complete = (await self.background.flush_in_loop(timeout, self._extended)).complete
-        while self._pending_letters and time.monotonic() < deadline:  # noqa: ASYNC110 - the spool's thread counts them
+        while self._letters.pending and time.monotonic() < deadline:  # noqa: ASYNC110 - the spool's thread counts them
             await asyncio.sleep(_POLL_SECONDS / 4)
         return is_complete
 
