@@ -68,12 +68,12 @@ class ServerPort:
         return task
 
     def is_full(self, http_2_requests: int) -> bool:
-        """Return True if there are as many connections, or requests of HTTP/1.1, as there may be.
+        """Return True if there are more connections than there may be, or as many requests of HTTP/1.1.
 
         `http_2_requests` is how many tasks are those of HTTP/2, which have bounds of their own.
         """
         most, shared = self.most_connections, self.shared
-        return most is not None and (len(shared.connections) >= most or len(shared.tasks) - http_2_requests >= most)
+        return most is not None and (len(shared.connections) > most or len(shared.tasks) - http_2_requests >= most)
 
 
 class QuietServer(uvicorn.Server):

@@ -212,7 +212,7 @@ class TestOneConnection:
     async def test_connections_above_the_limit_get_503(self):
         async with gateway_of(kinesis(), tenants()) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
-            line = line_to(gateway, limit_concurrency=2)
+            line = line_to(gateway, limit_concurrency=1)
             await line.hear(ASKED["one"])
             line.protocol.server.shared.connections.add(line_to(gateway).protocol)
             await line.hear(ASKED["one"])

@@ -95,8 +95,10 @@ async def test_a_request_that_does_not_end_is_ended_by_force(monkeypatch, caplog
 
 async def test_connections_and_requests_above_the_limit_are_answered_503():
     async with served(gateway_of(kinesis(), max_connections=2)) as server, contextlib.AsyncExitStack() as stack:
-        for _ in range(2):
-            stack.callback((await connected(server)).writer.close)
+        stack.callback((await connected(server)).writer.close)
+        last = LIVE.replace(b"host: x", b"host: x\r\nconnection: close")
+        assert (await spoken(server, last)).startswith(b"HTTP/1.1 200")
+        stack.callback((await connected(server)).writer.close)
         said = await spoken(server, LIVE)
         assert said.startswith(b"HTTP/1.1 503")
         assert b"connection: close" in said
