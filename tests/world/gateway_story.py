@@ -186,7 +186,8 @@ class GatewayStory:
             record_ttl_ms=chance.choice([5_000.0, 30_000.0]),
             **spool,
         )
-        self.gateway = IngestGateway(settings, KnownTenants(*tenants), transport=self.transport, chance=chance.random)
+        self.directory = KnownTenants(*tenants)
+        self.gateway = IngestGateway(settings, self.directory, transport=self.transport, chance=chance.random)
         self.made, self.most_records = 0, chance.choice(MOST_RECORDS)
         # Requests whose clients have stopped waiting.
         self.left: list[asyncio.Task[Answer]] = []

@@ -22,7 +22,7 @@ from kpl_core.durability.spool.tables import StoredLetter
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.producer.report import ProducerReport
 from kpl_core.testing import FakeKinesis
-from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
+from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow, StoredAnswer
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
 from kpl_integrations.ingest.tenants import TenantQuota
@@ -227,6 +227,17 @@ def test_a_key_that_is_not_remembered_while_its_request_is_answered_is_seen(monk
     monkeypatch.setattr(IdempotencyWindow, "begin", lambda *_: None)
     monkeypatch.setattr(IdempotencyWindow, "finish", lambda *_: None)
     assert "sent with a key and read twice" in found_from(100, run_gateway_story)[0]
+
+
+def test_a_key_that_serves_for_another_request_is_seen(monkeypatch):
+    begin = IdempotencyWindow.begin
+
+    def begin_again(self: IdempotencyWindow, key: str, *given: Any) -> StoredAnswer | None:
+        self._answered.pop(key, None)
+        return begin(self, key, *given)
+
+    monkeypatch.setattr(IdempotencyWindow, "begin", begin_again)
+    assert "a key was used twice: answered 202" in found_from(2, run_connections_story)[0]
 
 
 def test_room_that_is_given_back_twice_is_seen(monkeypatch):

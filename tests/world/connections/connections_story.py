@@ -17,8 +17,10 @@ from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
 from kpl_integrations.ingest.http.uvicorn_server import uvicorn_server
 from kpl_integrations.ingest.tenants import Tenant
+from tests.support.consumers import read_everything
 from tests.support.gateway_scene import JSON, STREAM, Answer
 from tests.world.connections.connection import HIGH_WATER_BYTES, ConnectionLost, WorldConnection
+from tests.world.connections.wrong_requests import DATA, STRAY, WRONG_REQUESTS, WrongClients
 from tests.world.disk import Disk
 from tests.world.gateway_story import QUIET_PER_SECOND, GatewayStory, GatewayTenant, run_gateway_story
 from tests.world.invariants import Run
@@ -171,7 +173,12 @@ class ConnectionsStory(GatewayStory):
     def __init__(self, world: World, disk: Disk, folder: Path) -> None:
         super().__init__(world, disk, folder)
         self.most_records = 1_000_000
-        self.network_names = self.network.faults
+        self.network_names = self.network.faults.copy()
+        self.wrong = WrongClients(self.network, world.seed)
+        self.has_wrong_requests = WRONG_REQUESTS not in world.less.without and self.wrong.are_there
+        if self.has_wrong_requests:
+            self.network_names.append(WRONG_REQUESTS)
+            self.directory.change(STRAY)
 
     def clients_of(self, tenants: list[Tenant]) -> list[GatewayTenant]:
         self.network = Network(self.world, self.gateway)
@@ -181,7 +188,10 @@ class ConnectionsStory(GatewayStory):
         ]
 
     async def network_faults(self) -> None:
-        await self.network.trouble(self.until)
+        async with asyncio.TaskGroup() as tasks:
+            _ = tasks.create_task(self.network.trouble(self.until))
+            if self.has_wrong_requests:
+                _ = tasks.create_task(self.wrong.send_until(self.until))
 
     async def tell(self) -> list[str]:
         self.network.start()
@@ -189,7 +199,7 @@ class ConnectionsStory(GatewayStory):
 
     async def disconnected(self) -> list[str]:
         """Close all connections as a server does, and return what is false of them."""
-        false: list[str] = []
+        false = self.wrong.false
         network = self.network
         for connection in list(network.server.connections):
             connection.shutdown()
@@ -203,6 +213,10 @@ class ConnectionsStory(GatewayStory):
             if each.end.most_open_requests > MOST_OPEN_REQUESTS:
                 false.append(f"{each.end.most_open_requests} requests of a connection were read before an answer")
         return false
+
+    def violations(self) -> list[str]:
+        stored = [read.data for read in read_everything(self.kinesis, STREAM) if DATA in read.data]
+        return super().violations() + [f"{len(stored)} records of refused requests are stored"] * bool(stored)
 
 
 def run_connections_story(seed: int, less: Less = WHOLE) -> Run:
