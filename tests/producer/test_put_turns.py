@@ -160,4 +160,5 @@ def test_the_first_put_many_of_a_producer_learns_the_shards_before_its_second_pa
     transport = unmetered(4, latency_seconds=0.0)
     monkeypatch.setattr(producer_module, "COMPILED", True)
     asyncio.run(scenario())
-    assert [len(decode(record.data) or ()) > 1 for record in transport.kinesis.records(STREAM)] == [True] * 4
+    # In more than one record of each shard on a machine that is busy for longer than records wait.
+    assert {len(decode(record.data) or ()) > 1 for record in transport.kinesis.records(STREAM)} == {True}
