@@ -3,7 +3,7 @@
     alone      no store has answered yet: a sixth of limit / max_workers at first, then what the shard takes
                (`probed_share`). A rate that no service enforces is divided by the workers that usually run.
     newcomer   a store has answered: limit / max_workers, or the summary's reserve for newcomers; the least of all
-               plans if the answer was late
+               plans if the answer was late, or if the summary has an equal share that will soon be assigned
     leased     the summary's grant
     expired    the summary is older than a lease: the last share, never more, for as long as it takes; less while units
                are throttled, because others may have the store and have divided this share again
@@ -62,6 +62,9 @@ NEWS_SYNCS: Final = 2
 READ_SPACING: Final = 0.5
 COMPUTE_SPACING: Final = 0.4
 REPORT_SPACING: Final = 0.7
+# Only so long newcomers use the equal share of a warm-up, of `lease_table.WARM_UP_INTERVALS`. They read the next plan
+# within 0.55, and report then; so others do not get that share before the report, even if the answer is slow.
+OPEN_INTERVALS: Final = 0.3
 # In intervals. How often a share without a store is lowered or raised.
 BACKOFF_INTERVALS: Final = 0.18
 # It is raised more slowly than those of the workers with the store, which raise theirs at the same time.
@@ -127,6 +130,8 @@ class Leaseholder:
         # Whether a later summary may have replaced the applied one before that was applied: the process was paused, or
         # the answer was late. Then only what every plan reserves for a newcomer is certain.
         self._was_read_late = False
+        # Newcomers use the equal share of a warm-up that began at this time or later.
+        self._open_since = -math.inf
         self._answered = False
         self._generation = 0
         self._token = ""
@@ -159,7 +164,7 @@ class Leaseholder:
 
     def _newcomer(self, resource: str, limit: Pair) -> Pair:
         plan = self._plans.get(resource)
-        if plan is not None and self._was_read_late:
+        if plan is not None and (self._was_read_late or plan.began_at < self._open_since):
             reserve = RESERVE / self.rules.max_workers
             return min(plan.newcomer[0], limit[0] * reserve), min(plan.newcomer[1], limit[1] * reserve)
         if plan is not None:
@@ -312,6 +317,8 @@ class Leaseholder:
         is_forgotten = age > FORGOTTEN_INTERVALS * self.rules.interval_seconds
         self._answered = self._is_current or head is None or is_forgotten
         self._plans = {} if is_forgotten else plans
+        open_since = at - OPEN_INTERVALS * self.rules.interval_seconds
+        self._open_since = -math.inf if head is not None and head.began_at >= open_since else open_since
         if head is None:
             # The summary was deleted. Each worker keeps its share until there is a new one.
             self._generation, self._token = 0, ""

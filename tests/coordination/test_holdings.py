@@ -110,7 +110,7 @@ def test_the_grants_of_a_worker_are_steady_until_one_of_them_rises():
 
 def test_a_worker_that_got_a_summary_late_uses_no_more_of_it_later_than_it_has_reported():
     """The next summary takes what a worker without a grant has reported for all that it may use of this one."""
-    plans = {RESOURCE: ResourcePlan(LIMIT, (200.0, 2e5), 1.0, {})}
+    plans = {RESOURCE: ResourcePlan(LIMIT, (200.0, 2e5), 1.0, {}, began_at=1_000.0)}
     head = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, resources=plans)
     rules = HolderRules(worker_id="w0", interval_seconds=5.0, max_workers=4)
     late, prompt = Leaseholder(rules), Leaseholder(rules)
@@ -124,3 +124,19 @@ def test_a_worker_that_got_a_summary_late_uses_no_more_of_it_later_than_it_has_r
     late.sync_started(2.6)
     late.renew(head, None, 2.7, at=1_003.2)
     assert late.share(RESOURCE, LIMIT)[0] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("sequence_began_at", "resource_began_at", "may_use"),
+    [(900.0, 998.5, 200.0), (900.0, 998.4, 10.0), (998.5, 900.0, 200.0), (998.4, 900.0, 10.0)],
+)
+def test_only_early_in_a_warm_up_a_worker_that_begins_with_a_resource_uses_an_equal_share(
+    sequence_began_at, resource_began_at, may_use
+):
+    """Its report may come only after the warm-up: 1.32 times a tenant's rate was in force."""
+    plans = {RESOURCE: ResourcePlan(LIMIT, (200.0, 2e5), 1.0, {}, began_at=resource_began_at)}
+    head = Summary(generation=7, token="b", computed_at=1_000.0, began_at=sequence_began_at, resources=plans)
+    holder = Leaseholder(HolderRules(worker_id="w0", interval_seconds=5.0, max_workers=4))
+    holder.sync_started(0.0)
+    holder.renew(head, None, 0.1, at=1_000.0)
+    assert holder.share(RESOURCE, LIMIT)[0] == pytest.approx(may_use)

@@ -59,6 +59,7 @@ class WorldWorker:
 
     Args:
         applies_late: as releases before 1.0 did, change the buckets only at the end of a sync.
+        opens_late: use a resource from its first load on, as a gateway does a tenant's rate; else all from the start.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class WorldWorker:
         weight: float = 1.0,
         clock_error: float = 0.0,
         applies_late: bool = False,
+        opens_late: bool = False,
     ) -> None:
         self.fleet, self.name, self.tier, self.weight = fleet, name, tier, weight
         self.link = StoreLink(fleet.world, fleet.store, fleet.weather)
@@ -97,10 +99,8 @@ class WorldWorker:
             wall_clock=lambda: EPOCH + fleet.world.now() + clock_error,
             chance=fleet.world.chance.random,
         )
-        for resource, limit in fleet.limits.items():
-            first = (limit[0] * options.first_share, limit[1] * options.first_share)
-            self._buckets[resource] = _Bucket(first, fleet.world.now())
-            self._change(resource)
+        for resource in () if opens_late else fleet.limits:
+            self._open(resource)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
@@ -122,6 +122,15 @@ class WorldWorker:
     def load(self, resource: str, demand: float) -> None:
         """Offer so many units a second from now on."""
         self.demand[resource] = demand
+        if resource not in self._buckets:
+            self._open(resource)
+            self.worker.units_wait()
+        self._change(resource)
+
+    def _open(self, resource: str) -> None:
+        """Begin to use a resource."""
+        share = self.worker.share(resource, self.fleet.limits[resource])
+        self._buckets[resource] = _Bucket(share, self.fleet.world.now())
         self._change(resource)
 
     def pause(self, until: float) -> None:
@@ -235,6 +244,7 @@ class Fleet:
         weight: float = 1.0,
         clock_error: float = 0.0,
         applies_late: bool = False,
+        opens_late: bool = False,
     ) -> WorldWorker:
         self._started += 1
         worker = WorldWorker(
@@ -244,6 +254,7 @@ class Fleet:
             weight=weight,
             clock_error=clock_error,
             applies_late=applies_late,
+            opens_late=opens_late,
         )
         self.live.append(worker)
         return worker

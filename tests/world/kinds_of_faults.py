@@ -96,6 +96,10 @@ def _with_any_clock(fleet: Fleet) -> WorldWorker:
     return fleet.start(clock_error=fleet.world.chance.uniform(-3_600.0, 3_600.0))
 
 
+def _opening_late(fleet: Fleet) -> WorldWorker:
+    return fleet.start(opens_late=True)
+
+
 def _old_or_new(fleet: Fleet) -> WorldWorker:
     return fleet.start(applies_late=fleet.world.chance.random() < 0.5)
 
@@ -124,6 +128,7 @@ KINDS: dict[str, Kind] = {
     "crashes and restarts": Kind(1.0, STARTS, events=(_join, _crash, _restart)),
     "tiers and weights": Kind(1.0, STARTS, events=(_join, _leave), start=_of_any_tier),
     "wall clocks": Kind(1.0, STARTS, events=(_join, _leave), start=_with_any_clock),
+    "resources opened late": Kind(1.0, BURST, weather=_SLOW, start=_opening_late, interval_seconds=INTERVAL),
     "refused writes": Kind(1.0, BURST, weather=Weather(refused=0.15)),
     "lost requests": Kind(UNREPORTED, BURST, UNTIL_REPEATED, weather=_LOST_REQUESTS, interval_seconds=INTERVAL),
     "lost answers": Kind(1.0, BURST, weather=_LOST_ANSWERS, interval_seconds=INTERVAL),

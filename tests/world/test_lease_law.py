@@ -36,6 +36,12 @@ def test_a_worker_that_pauses_before_its_first_plan_gets_no_more_than_every_plan
     assert run_law(kind, 596).broken(KINDS[kind]) == []
 
 
+def test_a_worker_that_opens_a_resource_at_the_end_of_its_warm_up_waits_for_its_report():
+    """One slow answer made its report late, and another worker had its share already: 1.32."""
+    kind = "resources opened late"
+    assert run_law(kind, 4).broken(KINDS[kind]) == []
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_what_is_in_force_is_within_the_bounds_for_many_seeds():
