@@ -14,11 +14,11 @@ A worker counts while its report is younger than two intervals. If every resourc
 capacity is unassigned, the report may be fourteen intervals old: other workers do not need what a dead worker leaves.
 Once a resource is not calm, its workers must report within two intervals.
 
-If nothing that matters has changed, the last summary is renewed: only its time changes. After a gap in which no summary
-could be computed, all reports are old, so all old members keep their grants for a while. A step of the store's clock is
-handled in the same way. When the first workers claim a resource, others may be using it as newcomers: for the same
-while no grant is above a newcomer's share. The plan of a resource that no worker claims any more is kept for ten
-minutes, so that this is rare.
+If nothing that matters has changed, and each worker uses its grants, the last summary is renewed: only its time
+changes. After a gap in which no summary could be computed, all reports are old, so all old members keep their grants
+for a while. A step of the store's clock is handled in the same way. When the first workers claim a resource, others may
+be using it as newcomers: for the same while no grant is above a newcomer's share. The plan of a resource that no worker
+claims any more is kept for ten minutes, so that this is rare.
 If the store loses its latest writes (a failover to a stale replica), the workers' reports prevail: a reported holding
 counts if it is more than the table's grant.
 
@@ -154,7 +154,6 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
     stepped: dict[str, float] = {}
     # Whether the grants of `previous` still serve all workers.
     serves = is_warm
-    plans = {} if previous is None else previous.resources
     for report in reports:
         worker_id = report.worker_id
         if report.leaving:
@@ -168,7 +167,7 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
                 stepped[worker_id] = report.written_at
             continue
         max_workers = max(max_workers, report.max_workers)
-        serves = serves and known is not None and _serves(known, report, plans)
+        serves = serves and previous is not None and known is not None and _serves(known, report, previous)
         member = summary.members[worker_id] = FleetMember(report.written_at, report.weight, report.tier, {})
         _add_claims(claimants, member, report, known, previous)
     if stepped and previous is not None:
@@ -299,16 +298,18 @@ def _counts(
     return all(plan is not None and abs(at - _calm_at(plan, previous)) <= lifetime for plan in plans)
 
 
-def _serves(known: FleetMember, report: WorkerReport, plans: Mapping[str, ResourcePlan]) -> bool:
-    """Return True if this worker's grants are still what it should have."""
+def _serves(known: FleetMember, report: WorkerReport, previous: Summary) -> bool:
+    """Return True if this worker's grants in `previous` are still what it should have."""
+    # It uses less than what it has read if that follows from an earlier claim: it has started again since, or given up.
+    has_read = (report.generation, report.token) == (previous.generation, previous.token)
     for resource, claim in report.claims.items():
-        grant, plan = known.grants.get(resource), plans.get(resource)
+        grant, plan = known.grants.get(resource), previous.resources.get(resource)
         if grant is None or plan is None or claim.limit != plan.limit or claim.throttled > TOLERATED_SHARE * claim.sent:
             return False
         for demand, share, holding, ceiling in zip(
             claim.demand, grant.share, claim.holding, grant.ceiling, strict=True
         ):
-            if demand > NEARLY_USED * share or holding > ceiling:
+            if demand > NEARLY_USED * share or holding > ceiling or (has_read and holding < share):
                 return False
     return (known.weight, known.tier) == (report.weight, report.tier)
 

@@ -10,6 +10,7 @@ from kpl_core import CoordinationOptions
 from kpl_core.coordination import MemoryStore, Usage
 from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
 from kpl_core.coordination.lease_table import CALM_INTERVALS
+from kpl_core.coordination.leaseholder import IDLE_INTERVALS
 from kpl_core.coordination.store import Reading, StoreFailed
 from kpl_core.coordination.store_objects import Summary, WorkerReport, decode
 from kpl_core.coordination.worker import CoordinationWorker
@@ -124,6 +125,29 @@ def test_a_new_worker_and_one_that_leaves_are_seen_at_once() -> None:
     leaving.leave()
     fleet.run(INTERVAL)
     assert "new" not in fleet.head().members
+
+
+def test_a_calm_worker_that_starts_again_with_its_name_has_its_grant_in_an_interval() -> None:
+    """It must not use what it had before, and the plan that granted that was renewed for five minutes."""
+    fleet = CalmFleet()
+    before = fleet.workers[0].share()
+    fleet.workers[0] = SteppedWorker("w0", fleet.store, lambda: fleet.now, max_workers=WORKERS)
+    fleet.workers[0].demand = 250.0 / WORKERS
+    assert fleet.workers[0].share() < before
+    fleet.run(INTERVAL)
+    assert fleet.workers[0].share() >= 0.9 * before
+
+
+def test_a_calm_worker_that_claims_again_what_it_gave_up_has_its_grant_in_an_interval() -> None:
+    """As a gateway does a tenant's rate; the others have kept their plan meanwhile."""
+    fleet = CalmFleet()
+    before = fleet.workers[0].share(resource=OTHER)
+    fleet.workers[0].other_demand = 0.0
+    fleet.run((IDLE_INTERVALS + 2) * INTERVAL)
+    assert fleet.workers[0].share(resource=OTHER) < 0.5 * before
+    fleet.workers[0].other_demand = 100.0 / WORKERS
+    fleet.run(INTERVAL)
+    assert fleet.workers[0].share(resource=OTHER) >= 0.9 * before
 
 
 def test_throttled_records_are_reported_within_an_interval() -> None:

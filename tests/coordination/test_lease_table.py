@@ -375,15 +375,17 @@ def test_the_worker_that_computes_a_summary_uses_its_grant_at_once() -> None:
 
 
 def test_a_calm_summary_is_renewed_for_60_intervals_at_most() -> None:
-    def little(generation: int, at: float) -> WorkerReport:
-        return WorkerReport(
-            worker_id="a", written_at=at, generation=generation, claims={RESOURCE: Claim((1.0, 1.0), (0.0, 0.0), LIMIT)}
-        )
+    def little(read: Summary | None, at: float) -> WorkerReport:
+        generation, holding = 0, (0.0, 0.0)
+        if read is not None:
+            generation, holding = read.generation, read.members["a"].grants[RESOURCE].share
+        claims = {RESOURCE: Claim((1.0, 1.0), holding, LIMIT)}
+        return WorkerReport(worker_id="a", written_at=at, generation=generation, claims=claims)
 
     divided: Summary | None = None
     for step in range(5):
         at = 1_000.0 + 2.5 * step
-        divided = next_summary(divided, [little(0 if divided is None else divided.generation, at)], RULES, at=at)
+        divided = next_summary(divided, [little(divided, at)], RULES, at=at)
     assert divided is not None
     divided.divided_at = divided.computed_at
     for after, is_renewed in ((300.0, True), (300.5, False)):
@@ -391,7 +393,7 @@ def test_a_calm_summary_is_renewed_for_60_intervals_at_most() -> None:
         previous = msgspec.structs.replace(divided, computed_at=at - 2.5)
         for plan in previous.resources.values():
             plan.calm_at = plan.used_at = at
-        following = next_summary(previous, [little(divided.generation, at)], RULES, at=at)
+        following = next_summary(previous, [little(divided, at)], RULES, at=at)
         assert (following.generation == divided.generation) is is_renewed
 
 

@@ -87,6 +87,11 @@ def test_a_worker_that_forgets_an_idle_tenant_does_not_gain_by_it():
     assert run_workers_story(22).false == []
 
 
+def test_a_worker_that_starts_again_with_its_name_has_its_share_of_the_shards_back():
+    """A calm plan was renewed for ten minutes, and its worker did not use what that granted: 0.6 records a second."""
+    assert run_workers_story(106619, Less(frozenset({"pauses"}), clients=2)).false == []
+
+
 # After a tenant's rate in a process had risen, its clients got retry times on top of those of the low rate, and were
 # refused again (198579: 64 of 100 records a second).
 @pytest.mark.parametrize(("seed", "less"), [(198579, Less(frozenset({"clock steps"}), seconds=20.0, clients=2))])
