@@ -33,7 +33,7 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.http.access_log import AccessLog
-from kpl_integrations.ingest.http.answers import Answer, Headers, Tally, send_answer, send_refusal
+from kpl_integrations.ingest.http.answers import Answer, Headers, ServerRefusals, Tally, send_answer, send_refusal
 from kpl_integrations.ingest.http.certificate import ServerCertificate
 from kpl_integrations.ingest.http.correlation import (
     LOG_FIELDS,
@@ -134,6 +134,7 @@ class IngestGateway:
         self.certificate: ServerCertificate | None = None
         self._reload_wanted = anyio.Event()
         self.tally = Tally()
+        self.server_refusals = ServerRefusals(self.tally, chance)
         self.report: ProducerReport | None = None
         # The dashboard, by method and path; filled when the gateway opens.
         self.routes: dict[tuple[str, str], Route] = {}

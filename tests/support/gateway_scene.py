@@ -1,7 +1,7 @@
 """A gateway in front of a fake Kinesis, and a client that speaks ASGI to it without a socket."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -130,15 +130,16 @@ def gateway_of(
     directory: TenantDirectory | None = None,
     *,
     config: Config | None = None,
+    chance: Callable[[], float] = lambda: 0.0,
     **settings: Any,
 ) -> IngestGateway:
-    """Return a gateway without jitter."""
+    """Return a gateway, without jitter unless `chance` says otherwise."""
     return IngestGateway(
         load_settings(**settings),
         OpenTenants(Tenant(id="local")) if directory is None else directory,
         transport=transport,
         config=config,
-        chance=lambda: 0.0,
+        chance=chance,
     )
 
 

@@ -25,6 +25,7 @@ from kpl_integrations.ingest.admission.refusals import (
     over_cpu_share,
     over_queue_share,
     over_quota,
+    spread_retry_after,
 )
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import Pairs
@@ -57,8 +58,6 @@ SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
 _SHEDDER_INTERVAL_SECONDS: Final = 0.25
 # If all active tenants sent at some rate and this took longer to fill the rest of the buffer, none is rejected for it.
 _HARMLESS_SECONDS: Final = 60.0
-# Requests above a share of CPU time are asked to come back within so many seconds.
-_MOST_CPU_RETRY_SECONDS: Final = 3
 # The producer's own codes in the words of a client. Others are Kinesis' own.
 _CAUSES: Final = {INTERNAL: "no connection, or no valid answer in time"}
 
@@ -190,8 +189,7 @@ class Admission:
 
     def over_cpu_share(self, tenant: Tenant | None) -> Refused:
         """Return the refusal of a request whose tenant has used more than its share of CPU time; None: unverified."""
-        # The retries of many clients are spread.
-        return over_cpu_share(tenant, retry_after=1 + int(_MOST_CPU_RETRY_SECONDS * self._chance()))
+        return over_cpu_share(tenant, retry_after=spread_retry_after(self._chance))
 
     def put_records(
         self,

@@ -41,6 +41,8 @@ LONGEST_SECONDS: Final = 60.0
 # How long a slot waits for its client: clock differences, the network and the client's own jitter.
 GRACE_SECONDS: Final = 2.0
 MOST_SLOTS: Final = 1_024
+# Over so many seconds the retries are spread of clients for which no better time is known.
+MOST_SPREAD_SECONDS: Final = 3
 # Waits are whole seconds, so several clients are due together. Each slot gets 10 % more than its cost, so that all
 # of them are admitted.
 SLACK: Final = 1.1
@@ -257,6 +259,11 @@ def over_queue_share(tenant: Tenant, *, retry_after: int) -> Refused:
         extensions={"violated_policies": [QUEUE_SHARE]},
         headers=((b"ratelimit", f'"{QUEUE_SHARE}";r=0;t={retry_after}'.encode()),),
     )
+
+
+def spread_retry_after(chance: Callable[[], float]) -> float:
+    """Return 1 to 3 seconds: clients that are refused together do not return together."""
+    return 1.0 + int(MOST_SPREAD_SECONDS * chance())
 
 
 def over_cpu_share(tenant: Tenant | None, *, retry_after: float | None = None) -> Refused:

@@ -113,7 +113,7 @@ class GatewayConnection(HttpConnection):
             "places": ConnectionPlaces(reserves=gateway.directory.verifies),
             "become_http_2": become_http_2 if settings.http2 else None,
             "answer_starts": AnswerStarts(),
-            "tally": gateway.tally,
+            "refusals": gateway.server_refusals,
         }
         return type(cls.__name__, (cls,), members)
 

@@ -4,8 +4,9 @@ An answer never claims more than what happened. queued: the records are in memor
 them. delivered: Kinesis has answered each record, and the answer has one result per record in request order.
 """
 
+import random
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
@@ -24,6 +25,7 @@ from kpl_integrations.ingest.admission.refusals import (
     Refusal,
     Refused,
     refusal_headers,
+    spread_retry_after,
 )
 from kpl_integrations.ingest.decoding import RecordProblem
 from kpl_integrations.ingest.http.correlation import identify, request_id_of_scope
@@ -321,21 +323,30 @@ async def send_refusal(scope: Scope, send: Send, refused: Refused, tally: Tally)
     await send_answer(send, answer.status, answer.headers(), answer.body)
 
 
-def refused_as_bytes(refusal: Refusal, request_id: bytes, tally: Tally) -> "EncodedAnswer":
-    """Count what the server refuses by itself, and return the answer."""
-    answer = problem_of(Refused(refusal, SERVER_REFUSALS[refusal]), request_id)
-    tally.refusals[refusal] += 1
-    tally.answers[answer.status] += 1
-    return encoded(answer)
+class ServerRefusals:
+    """What the server refuses by itself: the answers, which are counted. `chance` spreads the retries of clients."""
 
+    def __init__(self, tally: Tally, chance: Callable[[], float] = random.random) -> None:
+        self._tally = tally
+        self._chance = chance
 
-def refusing(refusal: Refusal, tally: Tally) -> ASGIApp:
-    """Return an application with which the server refuses a request by itself."""
+    def _refused(self, refusal: Refusal) -> Refused:
+        return Refused(refusal, SERVER_REFUSALS[refusal], retry_after=spread_retry_after(self._chance))
 
-    async def answer(scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_refusal(scope, identify(scope, send), Refused(refusal, SERVER_REFUSALS[refusal]), tally)
+    def answer(self, refusal: Refusal, request_id: bytes) -> Answer:
+        """Return the answer to a request with this id."""
+        answer = problem_of(self._refused(refusal), request_id)
+        self._tally.refusals[refusal] += 1
+        self._tally.answers[answer.status] += 1
+        return answer
 
-    return answer
+    def application(self, refusal: Refusal) -> ASGIApp:
+        """Return an application that refuses a request."""
+
+        async def refuse(scope: Scope, _receive: Receive, send: Send) -> None:
+            await send_refusal(scope, identify(scope, send), self._refused(refusal), self._tally)
+
+        return refuse
 
 
 # Answers as bytes

@@ -29,8 +29,9 @@ from kpl_integrations.ingest.http.answers import (
     NO_HTTP_2,
     AnswerStarts,
     EncodedAnswer,
+    ServerRefusals,
     Tally,
-    refused_as_bytes,
+    encoded,
 )
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow, ReceiveBuffers
 from kpl_integrations.ingest.http.correlation import request_id_in
@@ -68,7 +69,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # Of one loop: two threads must not write into one buffer.
     buffers: ClassVar[ReceiveBuffers] = ReceiveBuffers()
     answer_starts: ClassVar[AnswerStarts] = AnswerStarts()
-    tally: Tally = Tally()
+    refusals: ServerRefusals = ServerRefusals(Tally())
     # Puts a connection for HTTP/2 in place of this one; None: HTTP/2 is refused.
     become_http_2: ClassVar["Callable[[HttpConnection], PausableConnection] | None"] = None
     transport: asyncio.Transport
@@ -478,7 +479,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.flow.close()
         else:
             request_id = request_id_in(headers)
-            self.send_encoded(refused_as_bytes(refusal, request_id, self.tally), request_id)
+            self.send_encoded(encoded(self.refusals.answer(refusal, request_id)), request_id)
 
     def send_encoded(self, answer: EncodedAnswer, request_id: bytes, *, keep_alive: bool = True) -> None:
         """Send an answer to the request with this id, unless the client has gone."""

@@ -18,8 +18,7 @@ from kpl_integrations.ingest.http.answers import (
     FAILED_FIELDS,
     FAILED_TEXT,
     Headers,
-    Tally,
-    refusing,
+    ServerRefusals,
 )
 from kpl_integrations.ingest.http.connection_flow import ConnectionFlow
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER, request_id_of_scope
@@ -321,7 +320,7 @@ class ServingConnection(Protocol):
     reader: ConnectionReader
     places: ConnectionPlaces
     turns: ReadTurns
-    tally: Tally
+    refusals: ServerRefusals
 
     def verified(self) -> None:
         """Keep this connection: it has shown valid credentials."""
@@ -340,7 +339,7 @@ def application_for(connection: ServingConnection, cycle: RequestCycle, scope: S
     server, reader = connection.server, connection.reader
     application = server.application
     if server.is_full(connection.places.http_2_requests):
-        application = refusing(Refusal.BUSY, connection.tally)
+        application = connection.refusals.application(Refusal.BUSY)
     claim: Callable[[Tenant | None], bool] = partial(claim_connection, connection)
     if connection.turns.is_active:
         application = timed = ChargedRequest(connection.turns.charges, reader, application, claim)

@@ -36,7 +36,7 @@ from h2.settings import SettingCodes
 from hpack import HPACKError, NeverIndexedHeaderTuple
 
 from kpl_integrations.ingest.admission.refusals import Refusal
-from kpl_integrations.ingest.http.answers import Headers, goaway, refusing
+from kpl_integrations.ingest.http.answers import Headers, goaway
 from kpl_integrations.ingest.http.connection import HttpConnection
 from kpl_integrations.ingest.http.connection_flow import SEND_SECONDS
 from kpl_integrations.ingest.http.correlation import REQUEST_ID_HEADER
@@ -82,7 +82,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.server = before.server
         self.places = before.places
         self.turns = before.turns
-        self.tally = before.tally
+        self.refusals = before.refusals
         self.transport = before.transport
         self.flow = before.flow
         self.reader = before.reader
@@ -291,7 +291,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             scope |= scope_of(headers, self.server.root_path)
         except ValueError:
             scope["headers"] = headers
-            application = refusing(Refusal.BAD_HTTP, self.tally)
+            application = self.refusals.application(Refusal.BAD_HTTP)
         task = self._tasks[stream_id] = self.server.start(stream.run(application, scope))
         self.places.http_2_requests += 1
         task.add_done_callback(partial(self._task_ended, stream_id))

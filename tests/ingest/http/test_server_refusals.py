@@ -71,6 +71,17 @@ async def test_a_refused_head_keeps_the_id_of_its_client(fields: str, is_kept: b
         assert (problem["request_id"] == "mine") is is_kept
 
 
+@pytest.mark.anyio
+async def test_clients_that_a_busy_server_refuses_together_are_not_asked_back_together():
+    numbers = iter(range(6))
+    gateway = gateway_of(kinesis(), chance=lambda: next(numbers) / 6, max_connections=2)
+    async with served(gateway) as server, contextlib.AsyncExitStack() as stack:
+        for _ in range(2):
+            stack.callback((await connected(server)).writer.close)
+        waits = [parsed(await spoken(server, HEAD.format("").encode()))[1]["retry-after"] for _ in range(6)]
+    assert waits == ["1", "1", "2", "2", "3", "3"]
+
+
 @in_virtual_time
 async def test_a_server_with_too_many_connections_says_over_http_2_when_to_come_back():
     async with talking() as (scene, talk):
