@@ -385,11 +385,11 @@ class EncodedAnswer(NamedTuple):
     closes: bool = False
 
 
-def encoded(answer: Answer) -> EncodedAnswer:
-    """Return an answer as the bytes for the socket."""
+def encoded(answer: Answer, *, has_body: bool = True) -> EncodedAnswer:
+    """Return an answer as the bytes for the socket. The answer to HEAD has no body."""
     if answer.fields is JSON and len(answer.body) <= _SHORT_BYTES:
         return _short(answer.status, answer.body)
-    return _encoded(answer.status, answer.headers(), answer.body)
+    return _encoded(answer.status, answer.headers(), answer.body if has_body else b"")
 
 
 @lru_cache(maxsize=256)

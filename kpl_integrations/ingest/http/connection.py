@@ -17,12 +17,12 @@ complete; requests behind it wait until it is answered, and their connection is 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import httptools
 
-from kpl_integrations.asgi.protocol import Header, Scope
+from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.http.answers import (
     HTTP_2_PREFACE,
@@ -203,9 +203,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def may_be_cut(self, data: bytes) -> bool:
         """Return True if these may be many bytes of pipelined requests, or of frames."""
-        if len(data) <= SLICE_BYTES:
-            return False
-        return (self._is_new and data.startswith(HTTP_2_PREFACE)) or sum(map(data.count, _LINE_ENDS)) > 1
+        is_http_2 = self._is_new and data.startswith(HTTP_2_PREFACE)
+        return len(data) > SLICE_BYTES and (is_http_2 or sum(map(data.count, _LINE_ENDS)) > 1)
 
     def may_be_probe(self, data: bytes) -> bool:
         """Return True if this is one request for a probe."""
@@ -222,27 +221,30 @@ class HttpConnection(asyncio.BufferedProtocol):
             if self._awaits_or_speaks_http_2(data):
                 return
         self.received = data
-        self._parse(data)
+        while data:
+            data = self._parse(data)
         if self.transport.is_closing():
             return
-        if self.head_size.end_piece(len(data), is_within=self._in_head):
+        if self.head_size.end_piece(len(self.received), is_within=self._in_head):
             self._refuse(Refusal.LARGE_HEAD)
         elif self._in_head and self._head_timer is None:
             self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> bytes:
+        """Feed the parser. Return what another one has to get, because a request for an upgrade has ended this one."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if self._asks_upgrade:
-                # A server may ignore the request for an upgrade (RFC 9110, section 7.8). The parser treats it as one
-                # without a body, and its body as data that is not HTTP. Java's HTTP client sends one at first.
+                # A server may ignore this (RFC 9110, section 7.8). The parser treats such a request as one without a
+                # body, and its body as data that is not HTTP. Java's HTTP client sends one at first.
                 head = head_without(b"upgrade", self.parser, self.url, self.headers)
                 self._asks_upgrade = False
                 self.parser = self._new_parser()
-                self._parse(head + data[upgrade.args[0] :])
+                return head + data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             self.refuse_invalid(error)
+        return b""
 
     def refuse_invalid(self, error: Exception) -> None:
         """Refuse what is not HTTP, unless it is refused already."""
@@ -307,7 +309,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             # The client could not receive the answer and would send the request again.
             return False
         if self.head_size.is_too_large(self.url, self.headers):
-            self._refuse(Refusal.LARGE_HEAD, self.headers)
+            self._refuse(Refusal.LARGE_HEAD)
             return False
         self._in_head = False
         if self._head_timer is not None:
@@ -315,7 +317,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._head_timer = None
         refusal = refused_head(self.parser.get_http_version(), self.headers)
         if refusal is not None:
-            self._refuse(refusal, self.headers)
+            self._refuse(refusal)
             raise ValueError(refusal)
         self._asks_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         return not self._asks_upgrade
@@ -463,10 +465,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._refuse(Refusal.SLOW_HEAD)
 
     def refuse_busy(self) -> None:
-        """Answer 503 and close the connection."""
+        """Answer 503 to bytes that are not parsed, and close the connection."""
+        self.url, self.headers = b"", []
         self._refuse(Refusal.BUSY)
 
-    def _refuse(self, refusal: Refusal, headers: Iterable[Header] = ()) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         """Send the answer of the table, unless another is pending, and close the connection."""
         self.cancel_timers()
         if self.transport.is_closing():
@@ -478,8 +481,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif self.is_answering():
             self.flow.close()
         else:
-            request_id = request_id_in(headers)
-            self.send_encoded(encoded(self.refusals.answer(refusal, request_id)), request_id)
+            request_id = request_id_in(self.headers)
+            # Without a part of the target the method is not known. HEAD gets no body (RFC 9110, section 9.3.2).
+            has_body = not self.url or self.parser.get_method() != b"HEAD"
+            self.send_encoded(encoded(self.refusals.answer(refusal, request_id), has_body=has_body), request_id)
 
     def send_encoded(self, answer: EncodedAnswer, request_id: bytes, *, keep_alive: bool = True) -> None:
         """Send an answer to the request with this id, unless the client has gone."""

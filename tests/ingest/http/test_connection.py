@@ -409,3 +409,14 @@ async def test_only_a_connection_with_pipelined_requests_is_read_in_small_pieces
         await asyncio.sleep(0)
     assert bodies == [10, 100_000, *[10] * 201, 50_000]
     connection.connection_lost(None)
+
+
+async def test_many_requests_for_an_upgrade_in_one_piece_are_all_answered():
+    """A proxy's connection gets up to 256 KiB at once while tenants take turns."""
+    connection, wire = connect(answer(b"ab", headers=LENGTH_2))
+    connection.data_received(GET)
+    await asyncio.sleep(1)
+    connection.feed(GET.replace(b"x\r\n", b"x\r\nconnection: upgrade\r\nupgrade: h2c\r\n") * 3_000)
+    await asyncio.sleep(1)
+    assert wire.said.count(b"HTTP/1.1 200 OK") == 3_001
+    connection.connection_lost(None)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from typing import Any
 
 import pytest
@@ -80,6 +81,33 @@ async def test_clients_that_a_busy_server_refuses_together_are_not_asked_back_to
             stack.callback((await connected(server)).writer.close)
         waits = [parsed(await spoken(server, HEAD.format("").encode()))[1]["retry-after"] for _ in range(6)]
     assert waits == ["1", "1", "2", "2", "3", "3"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("refusal", [refusal for refusal in SENT if refusal is not Refusal.BUSY])
+async def test_a_refused_head_request_gets_the_fields_of_a_refusal_and_no_body(refusal: Refusal) -> None:
+    async with served(gateway_of(kinesis(), header_seconds=0.2)) as server:
+        head, _, body = (await spoken(server, SENT[refusal].replace("GET", "HEAD").encode())).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % REFUSALS[refusal].status)
+        assert re.search(rb"\r\ncontent-length: [12]\d\d(\r|$)", head)
+        assert body == b""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sent", ["GET http://[ HTTP/1.1\r\nhost: x\r\n", "GET /livez HTTP/1.1\r\nhost: x\r\n"])
+@pytest.mark.parametrize("end", ["\r\n", "", "\0\r\n\r\n"], ids=["complete", "slow", "invalid"])
+async def test_a_refusal_has_the_id_of_the_head_that_was_read(sent: str, end: str) -> None:
+    async with served(gateway_of(kinesis(), header_seconds=0.2)) as server:
+        request = f"{sent}x-request-id: mine\r\nexpect: nothing\r\n{end}".encode()
+        head = (await spoken(server, request, b"\0")).partition(b"\r\n\r\n")[0]
+        assert b"\r\nx-request-id: mine\r\n" in head + b"\r\n"
+
+
+@pytest.mark.anyio
+async def test_bytes_that_are_no_request_do_not_get_the_id_of_the_request_before():
+    async with served(gateway_of(kinesis())) as server:
+        said = await spoken(server, HEAD.format("x-request-id: mine\r\n").encode(), b"\0", pause=0.05)
+        assert said.count(b"HTTP/1.1 400") == said.count(b"x-request-id: mine\r\n") == 1
 
 
 @in_virtual_time
