@@ -41,6 +41,7 @@ _REGISTRY: Final = "https://iana.org/assignments/http-problem-types#"
 # A client that reads a large answer more slowly than this gets only what the server has buffered by then.
 _SEND_SECONDS: Final = 30.0
 _CLOSE: Final = (b"connection", b"close")
+_ENDED: Final = "the gateway has shut down before this request was complete and answered; send it again"
 # Answers up to this size say how many records were accepted, or where one was stored. Many requests share them.
 _SHORT_BYTES: Final = 256
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
@@ -331,10 +332,11 @@ class ServerRefusals:
         self._chance = chance
 
     def _refused(self, refusal: Refusal) -> Refused:
-        return Refused(refusal, SERVER_REFUSALS[refusal], retry_after=spread_retry_after(self._chance))
+        detail = SERVER_REFUSALS.get(refusal, _ENDED)
+        return Refused(refusal, detail, retry_after=spread_retry_after(self._chance))
 
     def answer(self, refusal: Refusal, request_id: bytes) -> Answer:
-        """Return the answer to a request with this id."""
+        """Return the answer to a request with this id. `DRAINING`: the server ends before it has an answer."""
         answer = problem_of(self._refused(refusal), request_id)
         self._tally.refusals[refusal] += 1
         self._tally.answers[answer.status] += 1

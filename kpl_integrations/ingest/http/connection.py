@@ -364,7 +364,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _run(self, cycle: Http1Cycle, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
         self._running = cycle
-        _ = self.server.start(cycle.run(application, scope))
+        _ = self.server.start(cycle.run(application, scope, self.refusals))
 
     def answered(self) -> None:
         """Note an answer of the application, and start the next request."""

@@ -119,14 +119,24 @@ class RequestCycle:
             self._take_body()
         self._changed.set()
 
-    async def run(self, application: Any, scope: Scope) -> None:  # noqa: ANN401 - an ASGI application
-        """Let the application answer. If its answer stays incomplete, log that, and answer 500 or break it off."""
+    async def run(self, application: Any, scope: Scope, refusals: ServerRefusals) -> None:  # noqa: ANN401 - ASGI's
+        """Let the application answer. If its answer stays incomplete, log that, and answer 500 or break it off.
+
+        The server cancels this when its time to shut down is over. Then the answer is 503.
+        """
         try:
             await application(scope, self.receive, self.send)
             if not (self.response_complete or self.disconnected):
                 _log.error("the application did not complete its answer")
         except Exception:  # noqa: BLE001 - an application may raise anything
             _log.exception("Exception in ASGI application; request_id=%s", request_id_of_scope(scope).decode())
+        except asyncio.CancelledError:
+            if not (self._has_started or self.disconnected):
+                request_id = request_id_of_scope(scope)
+                answer = refusals.answer(Refusal.DRAINING, request_id)
+                self._start(answer.status, [(REQUEST_ID_HEADER, request_id), *answer.headers()])
+                self._send_body(answer.body, more_body=False)
+            raise
         finally:
             if not (self.response_complete or self.disconnected):
                 self._fail(request_id_of_scope(scope))

@@ -292,7 +292,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         except ValueError:
             scope["headers"] = headers
             application = self.refusals.application(Refusal.BAD_HTTP)
-        task = self._tasks[stream_id] = self.server.start(stream.run(application, scope))
+        task = self._tasks[stream_id] = self.server.start(stream.run(application, scope, self.refusals))
         self.places.http_2_requests += 1
         task.add_done_callback(partial(self._task_ended, stream_id))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kpl_integrations.ingest.admission.refusals import REFUSALS, SERVER_REFUSALS, Refusal
-from tests.ingest.http2.scene import in_virtual_time, talking
+from tests.ingest.http2.scene import AS_JSON, PATH, in_virtual_time, talking
 from tests.ingest.served import connected, served, spoken
 from tests.support.gateway_scene import gateway_of, kinesis
 from tests.support.http2_frames import DATA, frames_of, heads, request
@@ -121,6 +121,20 @@ async def test_a_server_with_too_many_connections_says_over_http_2_when_to_come_
         assert (fields[":status"], fields["retry-after"], fields["x-request-id"]) == ("503", "1", "mine")
         body = next(payload for kind, _, stream, payload in frames_of(talk.wire.said) if (kind, stream) == (DATA, 3))
         assert (json.loads(body)["code"], json.loads(body)["request_id"]) == (REFUSALS[Refusal.BUSY].code, "mine")
+
+
+@in_virtual_time
+async def test_a_request_over_http_2_whose_body_does_not_come_is_asked_to_come_back_at_the_end():
+    async with talking() as (scene, talk):
+        stream = talk.client.begin("POST", PATH, [*AS_JSON, ("x-request-id", "mine")])
+        await talk.exchange()
+        for task in scene.server.tasks:
+            task.cancel()
+        await talk.exchange()
+        status, fields, body = talk.client.answers[stream]
+        assert (status, fields["retry-after"], fields["x-request-id"]) == (503, "1", "mine")
+        assert json.loads(body)["request_id"] == "mine"
+        assert scene.gateway.tally.refusals == {Refusal.DRAINING: 1}
 
 
 @in_virtual_time

@@ -79,15 +79,18 @@ async def test_a_drain_ends_idle_connections_and_lets_requests_finish():
             each.writer.close()
 
 
-async def test_a_request_that_does_not_end_is_ended_by_force(monkeypatch, caplog):
+async def test_a_request_whose_body_does_not_come_is_asked_to_come_back_at_the_end(monkeypatch, caplog):
     monkeypatch.setattr(uvicorn_server, "_LAST_ANSWERS_SECONDS", 0.2)
     async with served(gateway_of(kinesis(), body_seconds=600)) as server:
         await spoken(server, post(), LIVE.replace(b"host: x", b"host: x\r\nconnection: close"))
         slow = await connected(server)
-        slow.writer.write(post(length=100))
+        slow.writer.write(post(length=100).replace(b"host: x", b"host: x\r\nx-request-id: mine"))
         state = server._server.server_state  # noqa: SLF001 - what the gateway uses of it
         await until(lambda: state.tasks)
-    assert (await asyncio.wait_for(slow.reader.read(), 10)).startswith(b"HTTP/1.1 500")
+    said = await asyncio.wait_for(slow.reader.read(), 10)
+    assert said.startswith(b"HTTP/1.1 503")
+    for field in (b"x-request-id: mine", b"retry-after: 1", b"connection: close"):
+        assert said.count(b"\r\n%b\r\n" % field) == 1
     slow.writer.close()
     assert not state.connections
     assert [each for each in caplog.records if each.levelno >= logging.ERROR and each.name.startswith("kpl")] == []
