@@ -94,6 +94,16 @@ def require_text(body: bytes) -> None:
             raise DecodeRefusal(400, "encoding", detail) from None
 
 
+def require_content(body: bytes, expected: str) -> None:
+    """Check that a body has more than blanks. `expected` says what it should have.
+
+    Raises:
+        DecodeRefusal: it has not.
+    """
+    if not body.strip(BLANKS):
+        raise DecodeRefusal(400, "truncated", f"the body is empty; send {expected}", field="$")
+
+
 def has_many_elements(text: bytes) -> bool:
     """Return True if arrays of the text may have more than 262,144 elements. Then count them before decoding them."""
     return text.count(b",") > _MANY_ELEMENTS

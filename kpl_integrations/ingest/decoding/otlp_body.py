@@ -24,6 +24,7 @@ from kpl_integrations.ingest.decoding.json_text import (
     malformed,
     mismatch,
     printable,
+    require_content,
     require_depth,
     require_text,
     too_deep,
@@ -225,9 +226,10 @@ def _objects(name: str, texts: Sequence[msgspec.Raw], count: int) -> list[bytes]
 
 
 def _whole_json_parts(signal: str, body: bytes, limits: DecodeLimits) -> Generator[None, None, list[bytes]]:
+    name = RESOURCES[signal]
+    require_content(body, f'an export request in JSON, {{"{name}": [...]}}')
     require_text(body)
     yield
-    name = RESOURCES[signal]
     try:
         resources = bytes(getattr(_REQUESTS[signal].decode(body), name))
         yield

@@ -28,7 +28,7 @@ from kpl_integrations.ingest.decoding.json_records import (
     pairs_of_ndjson,
     require_count,
 )
-from kpl_integrations.ingest.decoding.json_text import printable
+from kpl_integrations.ingest.decoding.json_text import printable, require_content
 from kpl_integrations.ingest.decoding.record_counts import aggregate_counts
 
 _Decoder = Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded]
@@ -38,6 +38,12 @@ _BY_MEDIA_TYPE: Final[dict[str, _Decoder]] = {
     "application/x-ndjson": ndjson_body,
     "application/cloudevents+json": structured_event,
     "application/cloudevents-batch+json": batched_events,
+}
+# What the body of a request is, where it must not be empty. NDJSON has no records then.
+_EXPECTED: Final = {
+    "application/json": 'one record, or many as {"records": [...]}, in JSON',
+    "application/cloudevents+json": "a CloudEvent in JSON",
+    "application/cloudevents-batch+json": "an array of CloudEvents in JSON",
 }
 _PLAIN: Final[dict[str, Callable[[bytes, DecodeLimits, NeighbourKeys | None], Pairs | None]]] = {
     "application/json": pairs_of_json,
@@ -162,6 +168,8 @@ def _decoded(media_type: str, body: bytes, limits: DecodeLimits, keys: Neighbour
     pairs = decode_plain(media_type, body, limits, keys) if is_plain else None
     if pairs is not None:
         return Decoded([UserRecord(*pair) for pair in pairs], [])
+    if media_type in _EXPECTED:
+        require_content(body, _EXPECTED[media_type])
     return _BY_MEDIA_TYPE[media_type](body, limits, keys)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from kpl_integrations.ingest.decoding import request_body, small_body
+from kpl_integrations.ingest.decoding import DecodeLimits, DecodeRefusal, decode, otlp_records, request_body, small_body
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,19 @@ def test_a_body_that_says_that_it_is_large_is_not_decompressed_to_find_out(encod
     compress: Any = {b"gzip": gzip.compress, b"zstd": zstandard.compress}[encoding]
     body = compress(b"x" * 131_073)
     assert small_body(encoding, body, 1 << 24) is None
+
+
+EXPECTED = {
+    "application/json": "one record, or many as",
+    "application/cloudevents+json": "a CloudEvent",
+    "application/cloudevents-batch+json": "an array of CloudEvents",
+}
+
+
+@pytest.mark.parametrize("body", [b"", b" \r\n\t"])
+def test_the_refusal_of_an_empty_body_says_what_was_expected(body):
+    for content_type, what in EXPECTED.items():
+        with pytest.raises(DecodeRefusal, match=f"the body is empty; send {what}"):
+            decode(content_type, body, limits=DecodeLimits(), headers={})
+    with pytest.raises(DecodeRefusal, match="the body is empty; send an export request in JSON"):
+        otlp_records("logs", "application/json", body, limits=DecodeLimits(), partition_key="key")
