@@ -255,9 +255,10 @@ class InternalProducer:
         return GroupPut(pipeline, records, terms, self._life.clock, wake, self._life.open_groups)
 
     def _fair_pipeline(self, stream: str) -> StreamPipeline:
-        pipeline = self._life.pipeline(stream)
-        if _get_running_loop() is not self._life.asyncio_loop:
-            self._life.require_own_loop()
+        life = self._life
+        pipeline = life.pipelines.get(stream) or life.pipeline(stream)
+        if _get_running_loop() is not life.asyncio_loop:
+            life.require_own_loop()
         if pipeline.fair is None:
             message = "putting records as one group needs a fair queue; set Config(fairness=FairnessPolicy())"
             raise ConfigError(message)

@@ -53,10 +53,9 @@ class FairIntake:
 
     def all_let_pass(self) -> bool:
         """Return True if nothing waits anywhere, as is usual: then no shard needs a look of its own."""
-        if self.waiting or self._unanswering or self._backoff_queue:
-            return False
-        # A shard with records that wait for tokens has a wake-up.
-        return self._limiter.next_wakeup() == math.inf
+        # What waits for its turn, its next attempt or tokens has a time.
+        first_at = min(self.waiting.next_at, self._backoff_queue.next_at, self._limiter.wakeups.next_at)
+        return first_at == math.inf and not self._unanswering
 
     def sent(self, records: Iterable[KinesisRecord]) -> None:
         """Note that a request left with these records."""

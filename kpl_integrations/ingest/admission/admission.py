@@ -18,6 +18,7 @@ from kpl_core.producer.internal import GroupPut
 from kpl_core.records.record_result import INTERNAL
 from kpl_integrations.ingest.admission.refusals import (
     GRACE_SECONDS,
+    SHORTEST_SAMPLE_SECONDS,
     DrainRate,
     Refusal,
     Refused,
@@ -288,7 +289,7 @@ class Admission:
         """Return True if no check could refuse so many records: only the producer could. A quota could too."""
         return (
             account.quota is None
-            and not account.share_schedule
+            and not account.share_schedule.slots
             and self.state != "closed"
             and stream not in self._open_breakers
             and self._load_shedder.has_enough(count, size_bytes)
@@ -333,9 +334,7 @@ class Admission:
             detail = f"the circuit breaker of stream {stream} is open, because {cause}"
             account.count_shed(records, now)
             raise Refused(Refusal.BREAKER_OPEN, detail, retry_after=self._breaker_seconds)
-        if (account.share_schedule and account.share_schedule.is_reserved(now)) or (
-            not is_critical and self._load_shedder.rejects(account, now)
-        ):
+        if account.share_schedule.is_reserved(now) or (not is_critical and self._load_shedder.rejects(account, now)):
             raise self._over_queue_share(account, records, now)
 
     def _not_put(self, account: TenantAccount, count: int, size_bytes: int, error: Exception, now: float) -> Refused:
@@ -356,9 +355,9 @@ class Admission:
         quota, schedule = account.quota, account.quota_schedule
         assert quota is not None  # noqa: S101 - the caller checked
         quota.offer(count, size_bytes)
-        if schedule:
+        if schedule.slots:
             schedule.reprice(quota.slowdown, now)
-        is_reserved = bool(schedule) and schedule.is_reserved(
+        is_reserved = bool(schedule.slots) and schedule.is_reserved(
             now, spare_seconds=quota.spare_seconds(count, size_bytes, now)
         )
         if not is_reserved and quota.try_take(count, size_bytes, now) is None:
@@ -404,7 +403,7 @@ class Admission:
 
     def _progressed(self) -> None:
         now = self._clock()
-        if self._drain_rate.sample_due(now):
+        if now - self._drain_rate.sampled_at >= SHORTEST_SAMPLE_SECONDS:
             report = self._producer.report()
             self._drain_rate.observe(report.accepted - report.buffered, now)
 

@@ -47,7 +47,7 @@ MOST_SPREAD_SECONDS: Final = 3
 # of them are admitted.
 SLACK: Final = 1.1
 # Shorter samples are ignored. Samples decay with this time constant.
-_SHORTEST_SAMPLE_SECONDS: Final = 0.2
+SHORTEST_SAMPLE_SECONDS: Final = 0.2
 _MEMORY_SECONDS: Final = 3.0
 
 
@@ -298,30 +298,26 @@ def _policy(policies: tuple[tuple[str, int, int], ...]) -> bytes:
 class DrainRate:
     """Estimate how many user records leave a queue per second from `finished`, a count that only grows."""
 
-    __slots__ = ("_at", "_finished", "_per_second")
+    __slots__ = ("_finished", "_per_second", "sampled_at")
 
     def __init__(self, now: float) -> None:
-        self._at = now
+        self.sampled_at = now
         self._finished = 0
         self._per_second = 0.0
 
-    def sample_due(self, now: float) -> bool:
-        """Return True if the last sample is old enough for the next one."""
-        return now - self._at >= _SHORTEST_SAMPLE_SECONDS
-
     def observe(self, finished: int, now: float) -> None:
         """Add a sample."""
-        elapsed = now - self._at
-        if elapsed < _SHORTEST_SAMPLE_SECONDS:
+        elapsed = now - self.sampled_at
+        if elapsed < SHORTEST_SAMPLE_SECONDS:
             return
         share = 1.0 - math.exp(-elapsed / _MEMORY_SECONDS)
         self._per_second += share * ((finished - self._finished) / elapsed - self._per_second)
-        self._at, self._finished = now, finished
+        self.sampled_at, self._finished = now, finished
 
     def per_second(self, finished: int, now: float) -> float:
         """Return the rate, or the rate since the last sample if that is higher; 0.0 after 60 s without samples."""
-        elapsed = now - self._at
-        since = (finished - self._finished) / max(elapsed, _SHORTEST_SAMPLE_SECONDS)
+        elapsed = now - self.sampled_at
+        since = (finished - self._finished) / max(elapsed, SHORTEST_SAMPLE_SECONDS)
         return max(self._per_second * math.exp(-elapsed / _MEMORY_SECONDS), since) if elapsed < LONGEST_SECONDS else 0.0
 
     def seconds_for(self, records: int) -> float:
@@ -339,13 +335,13 @@ class RetryAfterScheduler:
     remains for the assigned slots.
     """
 
-    __slots__ = ("_chance", "_due", "_end", "_later", "_passed", "_slowdown")
+    __slots__ = ("_chance", "_end", "_later", "_passed", "_slowdown", "slots")
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._chance = chance
         # Instants, costs, and when their service ends by the plan. Sorted: rounding to seconds can give a later request
         # an earlier slot.
-        self._due: list[tuple[float, float, float]] = []
+        self.slots: list[tuple[float, float, float]] = []
         # Up to here the capacity is assigned.
         self._end = -math.inf
         # The slots that do not count there, after a change of the rate: when the service of each begins at the latest,
@@ -364,9 +360,9 @@ class RetryAfterScheduler:
         if slowdown == self._slowdown:
             return
         factor, self._slowdown = slowdown / self._slowdown, slowdown
-        self._due = [(at, cost * factor, end) for at, cost, end in self._due]
+        self.slots = [(at, cost * factor, end) for at, cost, end in self.slots]
         self._end = min(self._end, now)
-        self._later = sorted(((end - SLACK * cost, cost) for _, cost, end in self._due if end > now), reverse=True)
+        self._later = sorted(((end - SLACK * cost, cost) for _, cost, end in self.slots if end > now), reverse=True)
 
     def booked_seconds(self, now: float) -> float:
         """Return for how many seconds from now on there are slots one after the other."""
@@ -378,13 +374,13 @@ class RetryAfterScheduler:
         `spare_seconds` is the capacity that is left after this request.
         """
         self._drop_expired(now)
-        due = self._due
-        if not due or due[0][0] <= now:
+        slots = self.slots
+        if not slots or slots[0][0] <= now:
             return False
         if spare_seconds <= 0.0:
             return True
         reserved = 0.0
-        for at, cost, _ in due:
+        for at, cost, _ in slots:
             reserved += cost
             if reserved - (at - now) > spare_seconds:
                 return True
@@ -392,13 +388,13 @@ class RetryAfterScheduler:
 
     def take_due(self, now: float) -> None:
         """Use up the earliest slot if it is due, because a request was admitted."""
-        if self._due and self._due[0][0] <= now:
+        if self.slots and self.slots[0][0] <= now:
             self._drop_first()
 
     def try_pass(self, now: float) -> bool:
         """Let one request pass for each slot that is due: it may be from the client that got this retry time."""
         self._drop_expired(now)
-        if bisect_right(self._due, (now, math.inf, math.inf)) <= self._passed:
+        if bisect_right(self.slots, (now, math.inf, math.inf)) <= self._passed:
             return False
         self._passed += 1
         return True
@@ -413,21 +409,18 @@ class RetryAfterScheduler:
                 self._end = max(now, self._end) + SLACK * reserved
                 begin += SLACK * reserved
         end = begin + own
-        if end - now > LONGEST_SECONDS or len(self._due) >= MOST_SLOTS:
+        if end - now > LONGEST_SECONDS or len(self.slots) >= MOST_SLOTS:
             # A request that needs longer by itself must not return earlier.
             return whole_seconds(max(ready_in, LONGEST_SECONDS) * (1.0 + 0.25 * self._chance()))
         self._end = end
         wait = whole_seconds(end - now + 0.5 * self._chance())
-        insort(self._due, (now + wait, cost_seconds, end))
+        insort(self.slots, (now + wait, cost_seconds, end))
         return wait
 
     def _drop_expired(self, now: float) -> None:
-        while self._due and self._due[0][0] < now - GRACE_SECONDS:
+        while self.slots and self.slots[0][0] < now - GRACE_SECONDS:
             self._drop_first()
 
     def _drop_first(self) -> None:
-        del self._due[0]
+        del self.slots[0]
         self._passed = max(0, self._passed - 1)
-
-    def __len__(self) -> int:
-        return len(self._due)

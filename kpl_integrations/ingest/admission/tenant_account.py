@@ -8,7 +8,14 @@ from typing import Final
 from kpl_core import FairnessPolicy
 from kpl_integrations.ingest.admission.clients import THIS_ADDRESS, AddressBudget, RefusedBytes, over_decoding
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
-from kpl_integrations.ingest.admission.refusals import REFUSALS, DrainRate, Refusal, Refused, RetryAfterScheduler
+from kpl_integrations.ingest.admission.refusals import (
+    REFUSALS,
+    SHORTEST_SAMPLE_SECONDS,
+    DrainRate,
+    Refusal,
+    Refused,
+    RetryAfterScheduler,
+)
 from kpl_integrations.ingest.tenants import Tenant, TenantDirectory, TenantQuota
 
 # Twice the most tenants of a gateway: the accounts dropped first are mostly those of renamed or removed tenants.
@@ -48,7 +55,7 @@ class TenantAccount:
     def count_accepted(self, records: int, now: float) -> None:
         """Count accepted records."""
         self.accepted_records += records
-        if self.admitted.sample_due(now):
+        if now - self.admitted.sampled_at >= SHORTEST_SAMPLE_SECONDS:
             self.admitted.observe(self.accepted_records, now)
             self.offered.observe(self.accepted_records + self.shed_records, now)
 

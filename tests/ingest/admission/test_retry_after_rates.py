@@ -178,7 +178,7 @@ def test_after_a_rise_of_the_rate_slots_need_no_more_than_the_rate_at_any_time_a
     booked: list[tuple[float, float]] = []
     for cost in before:
         wait, had = slots.assign(rise * cost, ready_in=0.0, now=0.0), len(booked)
-        booked += [(wait, cost)] * (len(slots) - had)
+        booked += [(wait, cost)] * (len(slots.slots) - had)
     booked = [each for each in booked if each[0] > now]
     slots.reprice(1.0, now)
     for cost in after:

@@ -52,9 +52,9 @@ def test_a_new_request_is_rejected_while_slots_are_reserved():
     assert slots.is_reserved(1.0)
     # The slot is due until a request has used it.
     assert not slots.is_reserved(2.1)
-    assert len(slots) == 1
+    assert len(slots.slots) == 1
     slots.take_due(2.1)
-    assert len(slots) == 0
+    assert len(slots.slots) == 0
     assert not slots.is_reserved(2.2)
 
 
@@ -63,7 +63,7 @@ def test_a_client_that_does_not_return_loses_its_slot():
     slots.assign(1.0, ready_in=1.0, now=0.0)
     slots.assign(1.0, ready_in=1.0, now=0.0)
     assert not slots.is_reserved(10.0)
-    assert len(slots) == 0
+    assert len(slots.slots) == 0
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 100.0), st.floats(0.0, 1_000.0)), max_size=200))
@@ -75,7 +75,7 @@ def test_a_wait_is_whole_seconds_within_its_bounds_and_never_before_there_is_cap
         wait = slots.assign(cost, ready_in=ready_in, now=now)
         assert isinstance(wait, int)
         assert max(1, ready_in) <= wait <= math.ceil(max(ready_in, LONGEST_SECONDS) * 1.25)
-    assert len(slots) <= MOST_SLOTS
+    assert len(slots.slots) <= MOST_SLOTS
 
 
 def test_95_percent_of_obeying_clients_succeed_at_the_first_retry():
