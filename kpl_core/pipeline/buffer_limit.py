@@ -82,10 +82,12 @@ class BufferLimit(Room):
         Raises:
             BufferFull: there is none; nothing was taken.
         """
-        if not self.has_room(size_bytes=size_bytes, records=records, tier=tier):
+        free_records, free_bytes = self.free_records - records, self.free_bytes - size_bytes
+        # Only bulk records must leave some room free.
+        has_room = free_records >= 0 and free_bytes >= 0 and tier != "bulk"
+        if not (has_room or self.has_room(size_bytes=size_bytes, records=records, tier=tier)):
             raise self.full()
-        self.free_records -= records
-        self.free_bytes -= size_bytes
+        self.free_records, self.free_bytes = free_records, free_bytes
 
     def release(self, *, records: int, size_bytes: int) -> None:
         """Give back the room of `records` user records whose results are final."""

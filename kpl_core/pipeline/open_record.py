@@ -272,6 +272,9 @@ def python_plain_until(records: list[Any], start: int, parts: int, max_record_by
     These are an ASCII key, bytes, and an explicit hash key as the third. Returns its position, and the bytes of keys
     and data of those before it.
     """
+    if len(records) == 1 and not start:
+        only_bytes = _plain_size(records[0], parts, max_record_bytes)
+        return (0, 0) if only_bytes is None else (1, only_bytes)
     position, taken, has_failed = start, 0, False
     # After a record that is not plain, the next one often is not either.
     count = _PLAIN_AT_ONCE if start == 0 and len(records) >= _FEW else 1

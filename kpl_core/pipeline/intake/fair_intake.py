@@ -91,7 +91,8 @@ class FairIntake:
 
     def reserve(self, size_bytes: int, records: int, terms: GroupTerms) -> None:
         """Take room for so many records of a flow together; raises BufferFull, and then nothing was taken."""
-        self.waiting.require_share(terms.flow, size_bytes, records=records, tier=terms.tier)
+        if self.waiting.next_at != math.inf:
+            self.waiting.require_share(terms.flow, size_bytes, records=records, tier=terms.tier)
         self._buffer_limit.reserve(size_bytes=size_bytes, records=records, tier=terms.tier)
         if not terms.aggregate:
             self._lone_flows.add(terms.flow)
