@@ -106,8 +106,10 @@ class RequestBatch:
                 self._answer(group)
 
     def _answer(self, group: Sequence[BatchedRequest]) -> None:
-        answers = self._answers_to(group) if len(group) > 1 else (None,)
-        for request, answer in zip(group, answers, strict=True):
+        if len(group) == 1:
+            group[0][0].answer_batched(group[0], None)
+            return
+        for request, answer in zip(group, self._answers_to(group), strict=True):
             request[0].answer_batched(request, answer)
 
     def _answers_to(self, group: Sequence[BatchedRequest]) -> Sequence[EncodedAnswer | Steps[Answer] | None]:
