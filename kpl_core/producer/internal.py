@@ -10,7 +10,7 @@ refused. The caller must call `finish`, also if it is cancelled. A producer that
 import contextlib
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from kpl_core.errors import BufferFull, ConfigError
@@ -34,6 +34,11 @@ from kpl_core.records.user_record import (
 # What a slice has at most, if it has several records: about a millisecond of work.
 SLICE_RECORDS: Final = 250
 SLICE_BYTES: Final = 262_144
+
+
+@lru_cache(maxsize=1_024)
+def _usual_terms(flow: str | None) -> GroupTerms:
+    return GroupTerms(flow)
 
 
 def reserved_run(
@@ -227,7 +232,7 @@ class InternalProducer:
         once, and leaves the rest to hooks and `report`; `begin_group` gives deliveries. Raises as
         `put_together_nowait`, of which it costs a fraction.
         """
-        self._put_group(stream, pairs, GroupTerms(flow), None)
+        self._put_group(stream, pairs, _usual_terms(flow), None)
 
     def _put_group(
         self, stream: str, records: Sequence[UserRecord] | Pairs, terms: GroupTerms, deliveries: Deliveries | None
