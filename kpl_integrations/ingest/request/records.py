@@ -187,7 +187,7 @@ class RecordsRequest(Request):
         except Exception:  # noqa: BLE001 - an application's directory may raise anything, again for each request
             return False
         # `refused_bytes` may let one request of many pass.
-        if self.payer is not None:
+        if not self.is_verified:
             return not self.gateway.addresses.makes_wait(self.now())
         budget = self.account.refused_bytes
         return budget is None or not budget.wait_seconds(self.now())

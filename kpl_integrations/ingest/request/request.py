@@ -49,11 +49,11 @@ class Request:
     """
 
     __slots__ = ("_is_known", "account", "authorization", "body", "client", "correlation", "gateway", "headers",
-                 "inflated_bytes", "log", "payer", "received_bytes", "repeated", "request_id", "server", "span",
+                 "inflated_bytes", "is_verified", "log", "received_bytes", "repeated", "request_id", "server", "span",
                  "status", "stream", "trace")  # fmt: skip
     account: TenantAccount
-    # What a refused request is charged to; None: the tenant, whose credentials it had.
-    payer: AddressBudget | None
+    # Whether the request had the tenant's credentials, once it is known.
+    is_verified: bool
     who: ClassVar[tuple[Step, ...]]
     may_it: ClassVar[tuple[Step, ...]]
     route: ClassVar[str]
@@ -148,7 +148,7 @@ class Request:
 
     def _join_trace(self, started_at: int) -> None:
         """Continue the client's trace, in a span if there are spans."""
-        is_verified, spans = self._is_known and self.payer is None, self.gateway.spans
+        is_verified, spans = self._is_known and self.is_verified, self.gateway.spans
         self.trace = trace_context(self.correlation, is_verified=is_verified)
         if spans is not None:
             self.span = span = spans.start(f"POST {self.route}", started_at=started_at, parent=self.trace)
@@ -198,10 +198,16 @@ class Request:
         """Note whose request this is."""
         self.account = account
         directory = self.gateway.directory
-        is_verified = directory.verifies and account.tenant is not directory.unknown
-        # Clients without credentials are one tenant, so that one of them could refuse the requests of all others.
-        self.payer = None if is_verified else AddressBudget(self.gateway.addresses, self.client)
+        self.is_verified = directory.verifies and account.tenant is not directory.unknown
         self._is_known = True
+
+    @property
+    def payer(self) -> AddressBudget | None:
+        """What a refused request is charged to; None: the tenant, whose credentials it had.
+
+        Clients without credentials are one tenant, so that one of them could refuse the requests of all others.
+        """
+        return None if self.is_verified else AddressBudget(self.gateway.addresses, self.client)
 
     def now(self) -> float:
         """Return the time on the producer's clock."""
@@ -297,13 +303,13 @@ def cpu_share(request: Request) -> None:
 
 def refused_bytes(request: Request) -> None:
     """Check that the client has not sent too many bytes in requests that were refused."""
-    account, payer = request.account, request.payer
-    if payer is None:
+    account = request.account
+    if request.is_verified:
         if account.refused_bytes is not None:
             account.require_readable(account.refused_bytes, request.now())
     elif request.gateway.addresses.by_address:
         # No address has a budget until a request was refused.
-        account.require_readable(payer, request.now())
+        account.require_readable(AddressBudget(request.gateway.addresses, request.client), request.now())
 
 
 def length(request: Request) -> None:
