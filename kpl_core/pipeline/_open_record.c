@@ -47,11 +47,18 @@ static int make_room(Buffer *buffer, Py_ssize_t more, Py_ssize_t most)
     Py_ssize_t needed = buffer->used + more, room = 4 * needed + 256;
     if (needed <= buffer->room) return 0;
     if (room > most) room = needed <= most ? most : needed + needed / 2;
+    if (room < buffer->first_room) room = buffer->first_room;
     char *grown = PyMem_Realloc(buffer->bytes, room);
     if (grown == NULL) { PyErr_NoMemory(); return -1; }
     buffer->bytes = grown;
     buffer->room = room;
     return 0;
+}
+
+static void free_buffer(Buffer *buffer)
+{
+    PyMem_Free(buffer->bytes);
+    *buffer = (Buffer){.first_room = 4 * buffer->used < buffer->room ? buffer->used : buffer->room};
 }
 
 static void put_bytes(Buffer *buffer, const char *bytes, Py_ssize_t count)
@@ -114,7 +121,7 @@ static Py_ssize_t index_of(const KeyTable *table, Key key)
 /* Make room for one more key. At least half of the slots stay free. */
 static int make_key_room(KeyTable *table, Key key)
 {
-    Py_ssize_t room = table->room == 0 ? FIRST_SLOTS : 4 * table->room;
+    Py_ssize_t room = table->room > 0 ? 4 * table->room : table->first_room > 0 ? table->first_room : FIRST_SLOTS;
     if (2 * table->count >= table->room) {
         Slot *before = table->slots, *slots = PyMem_Calloc(room, sizeof(Slot));
         if (slots == NULL) { PyErr_NoMemory(); return -1; }
@@ -142,8 +149,8 @@ static void add_key(KeyTable *table, Key key)
 static void clear_table(KeyTable *table)
 {
     PyMem_Free(table->slots);
-    PyMem_Free(table->entries.bytes);
-    *table = (KeyTable){0};
+    free_buffer(&table->entries);
+    *table = (KeyTable){.first_room = 8 * table->count < table->room ? FIRST_SLOTS : table->room, .entries = table->entries};
 }
 
 /* Append head and data, for which there is room, with the time of arrival. */
@@ -247,8 +254,7 @@ static void free_buffers(OpenRecord *self)
 {
     clear_table(&self->keys);
     clear_table(&self->explicit_keys);
-    PyMem_Free(self->records.bytes);
-    self->records = (Buffer){0};
+    free_buffer(&self->records);
     Py_CLEAR(self->first_data);
 }
 

@@ -15,9 +15,10 @@ enum { MOST_CHARACTERS = 256, LONGEST_ENTRY = 3 + 4 * MOST_CHARACTERS };
 /* So many records are read and hashed before the first of them is appended; and so many puts, or bytes, are a full batch. */
 enum { BLOCK = 32, BATCH = 64, BATCH_BYTES = 65536 };
 
+/* It begins with the room that it needed the last time. */
 typedef struct {
     char *bytes;
-    Py_ssize_t used, room;
+    Py_ssize_t used, room, first_room;
 } Buffer;
 
 /* A table of partition keys, or of explicit hash keys: their entries in the protobuf, and an index by hash, with open
@@ -30,7 +31,7 @@ typedef struct {
 
 typedef struct {
     Slot *slots;
-    Py_ssize_t room, count; /* `room` is 0 or a power of two */
+    Py_ssize_t room, count, first_room; /* `room` is 0 or a power of two */
     Buffer entries;
 } KeyTable;
 
