@@ -16,7 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 NAME = "kpl_core.pipeline._open_record"
-SOURCES = "kpl_core/pipeline/*.c"
+SOURCE = "kpl_core/pipeline/_module.c"
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
@@ -52,7 +52,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
         """Return the path of the module. If the compiler fails, an optional one does not exist then."""
         from setuptools import Distribution, Extension  # noqa: PLC0415 - a dependency of this hook alone
 
-        sources = sorted(map(str, Path(self.root).glob(SOURCES)))
+        sources = [str(Path(self.root) / SOURCE)]
         distribution = Distribution({"ext_modules": [Extension(NAME, sources, optional=is_optional)]})
         command: Any = distribution.get_command_obj("build_ext")
         command.build_lib = command.build_temp = self._folder.name

@@ -1,12 +1,16 @@
 /* Deliveries in C: how they are made, and how one whose result is known is awaited. The slots of deliveries and outcomes are
    read and written where they are in memory, because a call in Python for each record takes longer than all else. */
 
-#include "_open_record.h"
-
 /* Aggregated records seldom have more user records. Python itself keeps the integers up to 256. */
 enum { KNOWN_INDICES = 1024 };
 
 static PyObject *known_indices[KNOWN_INDICES];
+
+static int require(int is_right, const char *what)
+{
+    if (!is_right) PyErr_Format(PyExc_TypeError, "the open record takes %s", what);
+    return is_right;
+}
 
 /* Return where the instances of a class have a slot that refers to an object, or 0. */
 static Py_ssize_t slot_offset(PyObject *type, const char *name)
@@ -29,7 +33,7 @@ static PyObject **slot_at(PyObject *object, Py_ssize_t offset)
 }
 
 /* Read where a delivery has its slots. Returns 0 with an error if it has others, or is tracked by the garbage collector. */
-int read_class(PyObject *type, DeliveryClass *class)
+static int read_class(PyObject *type, DeliveryClass *class)
 {
     *class = (DeliveryClass){NULL, slot_offset(type, "outcome"), slot_offset(type, "index")};
     if (!require(class->outcome_at > 0 && class->index_at > 0 && !PyType_IS_GC((PyTypeObject *)type) &&
@@ -47,7 +51,7 @@ static PyObject *index_object(Py_ssize_t index)
 }
 
 /* Give a delivery an outcome and an index. Returns -1 with an error. */
-int set_delivery(const DeliveryClass *class, PyObject *delivery, PyObject *outcome, Py_ssize_t index)
+static int set_delivery(const DeliveryClass *class, PyObject *delivery, PyObject *outcome, Py_ssize_t index)
 {
     PyObject *number = index_object(index);
     if (number == NULL) return -1;
@@ -57,7 +61,7 @@ int set_delivery(const DeliveryClass *class, PyObject *delivery, PyObject *outco
 }
 
 /* Return a delivery of the user record with this index in the outcome. */
-PyObject *new_delivery(const DeliveryClass *class, PyObject *outcome, Py_ssize_t index)
+static PyObject *new_delivery(const DeliveryClass *class, PyObject *outcome, Py_ssize_t index)
 {
     PyObject *delivery = class->type->tp_alloc(class->type, 0);
     if (delivery != NULL && set_delivery(class, delivery, outcome, index) < 0) Py_CLEAR(delivery);
@@ -97,7 +101,7 @@ static void deallocate_known(Known *self)
 static PyAsyncMethods known_async = {.am_send = (sendfunc)give};
 
 /* Not tracked by the garbage collector: it lives as long as an `await`. */
-PyTypeObject KnownType = {
+static PyTypeObject KnownType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "kpl_core.pipeline._open_record.Known",
     .tp_doc = "An awaitable whose value is known.",
@@ -126,7 +130,7 @@ static PyObject *shared_result(PyObject *delivery)
     return result == Py_None ? NULL : result;
 }
 
-PyObject *call_await(PyObject *callable, PyObject *const *given, size_t flags, PyObject *names)
+static PyObject *call_await(PyObject *callable, PyObject *const *given, size_t flags, PyObject *names)
 {
     if (PyVectorcall_NARGS(flags) == 1 && names == NULL) {
         DeliveryClass class;
@@ -143,7 +147,7 @@ PyObject *call_await(PyObject *callable, PyObject *const *given, size_t flags, P
     return PyObject_Vectorcall(((PutMethod *)callable)->function, given, flags, names);
 }
 
-PyObject *use_outcomes(PyObject *Py_UNUSED(module), PyObject *type)
+static PyObject *use_outcomes(PyObject *Py_UNUSED(module), PyObject *type)
 {
     Py_ssize_t settled = slot_offset(type, "settled"), moved = slot_offset(type, "moved");
     Py_ssize_t shared = slot_offset(type, "shared_result");

@@ -4,8 +4,6 @@
    and Clang's, which compile them for any processor. With AVX2 two take no longer than one, and four much less than twice
    as long, so these are taken together. A lane whose message ends takes the next one. */
 
-#include "_open_record.h"
-
 enum { LANES = 8, MOST_SETS = 4, BLOCK_WORDS = 16, BLOCK_BYTES = 64, LENGTH_AT = 56 };
 
 /* A word of each lane of a set. */
@@ -164,7 +162,7 @@ MD5_WITH(md5_with_avx512, "avx2,avx512f,avx512vl")
 #endif
 
 /* Write the digest of each message. */
-void md5_of_each(Md5Message *messages, size_t count)
+static void md5_of_each(Md5Message *messages, size_t count)
 {
 #ifdef __x86_64__
     if (count > LANES && __builtin_cpu_supports("avx512vl")) md5_with_avx512(messages, count);

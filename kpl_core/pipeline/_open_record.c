@@ -3,8 +3,6 @@
    The user records are written into one buffer in the KPL's protobuf, instead of being kept in pieces. open_record.py
    documents each function and is the reference: tests compare the two. */
 
-#include "_open_record.h"
-
 enum { SHUT = -1, LONGEST_HEAD = 48, FIRST_SLOTS = 64 };
 
 static const char MAGIC[4] = {'\xf3', '\x89', '\x9a', '\xc2'};
@@ -68,7 +66,7 @@ static void put_bytes(Buffer *buffer, const char *bytes, Py_ssize_t count)
 }
 
 /* Write the entry of a key: tag, length, UTF-8. Returns its bytes, or -1: it has too many, or is no Unicode text. */
-Py_ssize_t write_entry(char *entry, int tag, PyObject *text)
+static Py_ssize_t write_entry(char *entry, int tag, PyObject *text)
 {
     Py_ssize_t text_bytes;
     const char *utf8 = PyUnicode_AsUTF8AndSize(text, &text_bytes);
@@ -83,7 +81,7 @@ Py_ssize_t write_entry(char *entry, int tag, PyObject *text)
 }
 
 /* Return how many bytes precede the text of an entry. */
-Py_ssize_t entry_head(const char *entry)
+static Py_ssize_t entry_head(const char *entry)
 {
     return (unsigned char)entry[1] < 0x80 ? 2 : 3;
 }
@@ -105,7 +103,7 @@ static Slot *slot_of(const KeyTable *table, Key key, uint32_t hash)
 }
 
 /* Fetch what an append of this key will read first, and where it will write. */
-void fetch_slot(const OpenRecord *self, Key key)
+static void fetch_slot(const OpenRecord *self, Key key)
 {
     if (self->keys.room > 0) __builtin_prefetch(&self->keys.slots[hash_of(key.text) & (size_t)(self->keys.room - 1)]);
     __builtin_prefetch(self->records.bytes + self->records.used, 1);
@@ -165,7 +163,7 @@ static int write_record(OpenRecord *self, const char *head, Py_ssize_t head_byte
 
 /* Append a user record; `explicit` is its explicit hash key or NULL.
    1: appended; 0: it would not stay below the limit, and nothing changed; -1: error. */
-int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now)
+static int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now)
 {
     char head[LONGEST_HEAD];
     if (self->limit == SHUT) return 0;
@@ -191,15 +189,9 @@ int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, P
 }
 
 /* Return the delivery of the user record that was appended last. */
-PyObject *last_delivery(OpenRecord *self)
+static PyObject *last_delivery(OpenRecord *self)
 {
     return new_delivery(&self->delivery, self->outcome, PyList_GET_SIZE(self->arrivals) - 1);
-}
-
-int require(int is_right, const char *what)
-{
-    if (!is_right) PyErr_Format(PyExc_TypeError, "the open record takes %s", what);
-    return is_right;
 }
 
 static int is_key(PyObject *text, PyObject *entry)
@@ -374,7 +366,7 @@ static void deallocate(OpenRecord *self)
 }
 
 /* No support for the garbage collector: nothing that a record refers to refers back to it. */
-PyTypeObject OpenRecordType = {
+static PyTypeObject OpenRecordType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "kpl_core.pipeline._open_record.OpenRecord",
     .tp_doc = "The user records of one aggregated record.",
@@ -385,16 +377,3 @@ PyTypeObject OpenRecordType = {
     .tp_methods = methods,
     .tp_members = members,
 };
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "_open_record", .m_doc = "open_record.py in C.", .m_size = -1, .m_methods = pair_functions};
-
-PyMODINIT_FUNC PyInit__open_record(void)
-{
-    if (PyType_Ready(&KnownType) < 0 || begin_put_one() < 0) return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL) return NULL;
-    if (PyModule_AddType(module, &OpenRecordType) < 0 || PyModule_AddType(module, &RoomType) < 0 ||
-        PyModule_AddType(module, &PutBatchType) < 0) Py_CLEAR(module);
-    return module;
-}

@@ -112,29 +112,3 @@ typedef struct {
     vectorcallfunc vectorcall;
     PyObject *function;
 } PutMethod;
-
-extern PyTypeObject OpenRecordType, RoomType, PutMethodType, PutBatchType, KnownType;
-extern PyMethodDef pair_functions[];
-
-int begin_put_one(void);
-PyObject *count_forks(PyObject *module, PyObject *more);
-PyObject *put_method(PyObject *module, PyObject *function);
-PyObject *await_method(PyObject *module, PyObject *function);
-PyObject *use_outcomes(PyObject *module, PyObject *type);
-PyObject *call_await(PyObject *callable, PyObject *const *given, size_t flags, PyObject *names);
-int read_class(PyObject *type, DeliveryClass *class);
-PyObject *new_delivery(const DeliveryClass *class, PyObject *outcome, Py_ssize_t index);
-PyObject *last_delivery(OpenRecord *self);
-int set_delivery(const DeliveryClass *class, PyObject *delivery, PyObject *outcome, Py_ssize_t index);
-/* Put a user record into a batch and return its delivery. NULL without an error: the method in Python does it. */
-PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, PyObject *producer, PyObject *stream);
-int read_record(PyObject *key, PyObject *data, Pair *pair);
-int read_table(PyObject *given, ShardTable *table);
-Md5Message message_of(Pair *pair);
-void find_records(Pair *pairs, Py_ssize_t count, const ShardTable *table);
-void fetch_slot(const OpenRecord *self, Key key);
-int require(int is_right, const char *what);
-int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now);
-Py_ssize_t entry_head(const char *entry);
-Py_ssize_t write_entry(char *entry, int tag, PyObject *text);
-void md5_of_each(Md5Message *messages, size_t count);

@@ -3,8 +3,6 @@
    Until then its deliveries share an outcome of its own. Then they get those of their aggregated records. If anything else
    has that outcome, or waits for it, the user records move from it as others do. */
 
-#include "_open_record.h"
-
 static const double INSTANT = 0.001; /* seconds */
 
 static PyMemberDef room_members[] = {
@@ -13,7 +11,7 @@ static PyMemberDef room_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyTypeObject RoomType = {
+static PyTypeObject RoomType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "kpl_core.pipeline._open_record.Room",
     .tp_doc = "How many user records, and how many of their bytes, there is room for.",
@@ -196,7 +194,8 @@ static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *
     return 1;
 }
 
-PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, PyObject *producer, PyObject *stream)
+/* Put a user record into the batch and return its delivery. NULL without an error: the method in Python does it. */
+static PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, PyObject *producer, PyObject *stream)
 {
     if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key) || !PyBytes_CheckExact(data)) return NULL;
     Py_ssize_t characters = PyUnicode_GET_LENGTH(key), size = characters + PyBytes_GET_SIZE(data);
@@ -275,7 +274,7 @@ static PyMemberDef batch_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyTypeObject PutBatchType = {
+static PyTypeObject PutBatchType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "kpl_core.pipeline._open_record.PutBatch",
     .tp_doc = "User records of one stream that wait to be put together.",

@@ -4,8 +4,6 @@
    arguments are spelt, into the batch of the stream. It leaves everything else to the method in Python, before anything
    has changed. An error of the clock or of the memory is raised. */
 
-#include "_open_record.h"
-
 /* The arguments of a put, of which it takes the first NAMED, and the others have a value that is the default; attributes. */
 enum { STREAM, KEY, DATA, NAMED, TIER = NAMED, FLOW, EXPLICIT, METADATA, ARGUMENTS,
        ENTRANCE = ARGUMENTS, OWN_STREAMS, THREAD_ID, NAMES };
@@ -16,7 +14,7 @@ static PyObject *interned[NAMES];
 /* A forked child has the thread of its parent's event loop, but not the loop. */
 static unsigned long forks;
 
-PyObject *count_forks(PyObject *Py_UNUSED(module), PyObject *more)
+static PyObject *count_forks(PyObject *Py_UNUSED(module), PyObject *more)
 {
     return PyLong_FromUnsignedLong(forks += PyLong_AsUnsignedLong(more));
 }
@@ -98,25 +96,6 @@ static PyObject *call_put(PyObject *callable, PyObject *const *given, size_t fla
     return PyObject_Vectorcall(((PutMethod *)callable)->function, given, flags, names);
 }
 
-static PyObject *made_method(PyObject *function, vectorcallfunc vectorcall)
-{
-    PutMethod *self = PyObject_New(PutMethod, &PutMethodType);
-    if (self == NULL) return NULL;
-    self->vectorcall = vectorcall;
-    self->function = Py_NewRef(function);
-    return (PyObject *)self;
-}
-
-PyObject *put_method(PyObject *Py_UNUSED(module), PyObject *function)
-{
-    return made_method(function, call_put);
-}
-
-PyObject *await_method(PyObject *Py_UNUSED(module), PyObject *function)
-{
-    return made_method(function, call_await);
-}
-
 static void deallocate_method(PutMethod *self)
 {
     Py_XDECREF(self->function);
@@ -137,7 +116,7 @@ static PyObject *attribute_of(PyObject *self, PyObject *name)
 }
 
 /* No support for the garbage collector: a class and its module live as long as the process. */
-PyTypeObject PutMethodType = {
+static PyTypeObject PutMethodType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "kpl_core.pipeline._open_record.PutMethod",
     .tp_doc = "A method in C in front of one in Python.",
@@ -150,8 +129,27 @@ PyTypeObject PutMethodType = {
     .tp_getattro = attribute_of,
 };
 
+static PyObject *made_method(PyObject *function, vectorcallfunc vectorcall)
+{
+    PutMethod *self = PyObject_New(PutMethod, &PutMethodType);
+    if (self == NULL) return NULL;
+    self->vectorcall = vectorcall;
+    self->function = Py_NewRef(function);
+    return (PyObject *)self;
+}
+
+static PyObject *put_method(PyObject *Py_UNUSED(module), PyObject *function)
+{
+    return made_method(function, call_put);
+}
+
+static PyObject *await_method(PyObject *Py_UNUSED(module), PyObject *function)
+{
+    return made_method(function, call_await);
+}
+
 /* Prepare the types and names of this file. */
-int begin_put_one(void)
+static int begin_put_one(void)
 {
     for (int each = 0; each < NAMES; each++) {
         if ((interned[each] = PyUnicode_InternFromString(texts[each])) == NULL) return -1;

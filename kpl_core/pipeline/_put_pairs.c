@@ -3,8 +3,6 @@
    Memory is slower than the work, so what comes next is fetched early, and the hash keys of several records are computed
    side by side. Then no table of partition keys is needed: a look-up in one costs more. */
 
-#include "_open_record.h"
-
 enum { DIGITS = 8, LIMBS = 4, LIMB_DIGITS = 9 };
 
 /* A pair may have an explicit hash key as a third item. */
@@ -53,7 +51,7 @@ static void fetch_ahead(PyObject *pairs, Py_ssize_t position, Py_ssize_t end)
 }
 
 /* Read a valid key and bytes. Returns 0 if they are something else. */
-int read_record(PyObject *key, PyObject *data, Pair *pair)
+static int read_record(PyObject *key, PyObject *data, Pair *pair)
 {
     pair->data = data;
     pair->explicit = (Key){0};
@@ -98,14 +96,14 @@ static Py_ssize_t shard_of(const unsigned char *digest, const ShardTable *table)
     return first;
 }
 
-Md5Message message_of(Pair *pair)
+static Md5Message message_of(Pair *pair)
 {
     Py_ssize_t head = entry_head(pair->entry);
     return (Md5Message){(unsigned char *)pair->entry + head, (size_t)(pair->key.entry_bytes - head), pair->digest};
 }
 
 /* Find the open record of each pair's shard. */
-void find_records(Pair *pairs, Py_ssize_t count, const ShardTable *table)
+static void find_records(Pair *pairs, Py_ssize_t count, const ShardTable *table)
 {
     for (Pair *pair = pairs; pair < pairs + count; pair++) {
         PyObject *item = PyList_GET_ITEM(table->records, table->shards == 1 ? 0 : shard_of(pair->digest, table));
@@ -203,7 +201,7 @@ static int append_all(PyObject *pairs, Py_ssize_t *position, Py_ssize_t end, con
 }
 
 /* Read the table of a router: the last hash keys of the shards, and their open records. Returns 0 with an error. */
-int read_table(PyObject *given, ShardTable *table)
+static int read_table(PyObject *given, ShardTable *table)
 {
     PyObject *ends, *records;
     if (!PyArg_ParseTuple(given, "SO!", &ends, &PyList_Type, &records)) return 0;
@@ -276,14 +274,3 @@ static PyObject *sealed(PyObject *Py_UNUSED(module), PyObject *blank)
     PyMem_Free(messages);
     return Py_NewRef(blank);
 }
-
-PyMethodDef pair_functions[] = {
-    {"append_pairs", append_pairs, METH_VARARGS, NULL},
-    {"await_method", await_method, METH_O, NULL},
-    {"count_forks", count_forks, METH_O, NULL},
-    {"put_method", put_method, METH_O, NULL},
-    {"plain_until", plain_until, METH_VARARGS, NULL},
-    {"sealed", sealed, METH_O, NULL},
-    {"use_outcomes", use_outcomes, METH_O, NULL},
-    {NULL, NULL, 0, NULL},
-};
