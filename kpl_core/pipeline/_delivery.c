@@ -63,8 +63,10 @@ static int set_delivery(const DeliveryClass *class, PyObject *delivery, PyObject
 /* Return a delivery of the user record with this index in the outcome. */
 static PyObject *new_delivery(const DeliveryClass *class, PyObject *outcome, Py_ssize_t index)
 {
-    PyObject *delivery = class->type->tp_alloc(class->type, 0);
-    if (delivery != NULL && set_delivery(class, delivery, outcome, index) < 0) Py_CLEAR(delivery);
+    PyObject *number = index_object(index), *delivery = number == NULL ? NULL : PyObject_New(PyObject, class->type);
+    if (delivery == NULL) { Py_XDECREF(number); return NULL; }
+    *slot_at(delivery, class->outcome_at) = Py_NewRef(outcome);
+    *slot_at(delivery, class->index_at) = number;
     return delivery;
 }
 
@@ -137,8 +139,7 @@ static PyObject *call_await(PyObject *callable, PyObject *const *given, size_t f
         if (!Py_IS_TYPE(given[0], deliveries.type) && read_class((PyObject *)Py_TYPE(given[0]), &class)) {
             Py_XDECREF(deliveries.type);
             deliveries = class;
-        }
-        PyErr_Clear();
+        } else PyErr_Clear();
         PyObject *result = shared_result(given[0]);
         Known *known = result == NULL ? NULL : PyObject_New(Known, &KnownType);
         if (known != NULL) known->value = Py_NewRef(result);

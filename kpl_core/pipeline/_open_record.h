@@ -13,7 +13,7 @@ enum { DIGEST_BYTES = 16, ENVELOPE_BYTES = 20, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x
 enum { MOST_CHARACTERS = 256, LONGEST_ENTRY = 3 + 4 * MOST_CHARACTERS };
 
 /* So many records are read and hashed before the first of them is appended; and so many puts, or bytes, are a full batch. */
-enum { BLOCK = 32, BATCH = 64, BATCH_BYTES = 65536 };
+enum { BLOCK = 32, BATCH = 128, BATCH_BYTES = 65536 };
 
 /* It begins with the room that it needed the last time. */
 typedef struct {

@@ -343,7 +343,7 @@ class PythonRoom:
 
 
 # So many records at most wait in a batch, of fewer bytes of key and data.
-BATCH: Final = 64
+BATCH: Final = 128
 BATCH_BYTES: Final = 65_536
 
 
