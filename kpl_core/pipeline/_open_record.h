@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <structmember.h>
+#include <time.h>
 
 enum { DIGEST_BYTES = 16, ENVELOPE_BYTES = 20, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x12, HASH_KEY_CHARACTERS = 39, CACHE_LINE = 64 };
 
@@ -95,6 +96,7 @@ typedef struct {
     DeliveryClass delivery;
     Py_ssize_t most, limit;
     double opens_at;
+    int64_t step; /* of the coarse clock, at the last reading of the clock */
     PyObject *outcome, *now; /* of the records that wait */
     Py_ssize_t count, bytes, drains; /* that run: a hook may put in one */
     BatchedPut puts[BATCH];

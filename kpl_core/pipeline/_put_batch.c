@@ -180,6 +180,7 @@ static int drain_and_wake(PutBatch *self, PyObject *producer, PyObject *stream)
 /* Drain a batch that is older than an instant; begin one if the pipeline will be polled in time. 0: it will not. -1: error. */
 static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *stream)
 {
+    if (now == NULL) return 1;
     if (!PyFloat_CheckExact(now)) return 0;
     double at = PyFloat_AS_DOUBLE(now);
     if (self->count > 0 && at - PyFloat_AS_DOUBLE(self->now) > INSTANT && drain_and_wake(self, producer, stream) < 0) return -1;
@@ -194,7 +195,8 @@ static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *
     return 1;
 }
 
-/* Put a user record into the batch and return its delivery. NULL without an error: the method in Python does it. */
+/* Put a user record into the batch and return its delivery. `now` is NULL: soon after the one before. NULL without an error:
+   the method in Python does it. */
 static PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, PyObject *producer, PyObject *stream)
 {
     if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key) || !PyBytes_CheckExact(data)) return NULL;

@@ -6,9 +6,9 @@
 
 /* The arguments of a put, of which it takes the first NAMED, and the others have a value that is the default; attributes. */
 enum { STREAM, KEY, DATA, NAMED, TIER = NAMED, FLOW, EXPLICIT, METADATA, ARGUMENTS,
-       ENTRANCE = ARGUMENTS, OWN_STREAMS, THREAD_ID, NAMES };
+       OWN_STREAMS = ARGUMENTS, THREAD_ID, NAMES };
 static const char *const texts[] = {"stream", "partition_key", "data", "tier", "flow", "explicit_hash_key", "metadata",
-                                    "entrance", "_own_streams", "_thread_id"};
+                                    "_own_streams", "_thread_id"};
 static PyObject *interned[NAMES];
 
 /* A forked child has the thread of its parent's event loop, but not the loop. */
@@ -19,15 +19,15 @@ static PyObject *count_forks(PyObject *Py_UNUSED(module), PyObject *more)
     return PyLong_FromUnsignedLong(forks += PyLong_AsUnsignedLong(more));
 }
 
-/* Say whether an event loop runs in this thread. Of asyncio's loops this is cheaper than to ask for the running loop, for
-   which asyncio asks the system for the process. Of others it is given what says whether they run, and their thread. */
+/* Say whether an event loop runs in this thread. Of asyncio's loops it is given the attributes, because that is cheaper than
+   to ask for the running loop, for which asyncio asks the system for the process. Of others it is given what says whether
+   they run, and their thread. */
 static int runs_here(PyObject *loop, PyObject *of_thread)
 {
-    PyObject *thread = of_thread == Py_None ? PyObject_GetAttr(loop, interned[THREAD_ID]) : Py_NewRef(of_thread);
+    PyObject *thread = PyDict_CheckExact(loop) ? PyDict_GetItemWithError(loop, interned[THREAD_ID]) : of_thread;
     unsigned long ident = thread != NULL && PyLong_CheckExact(thread) ? PyLong_AsUnsignedLong(thread) : 0;
-    Py_XDECREF(thread);
     int is_here = ident != 0 && ident == PyThread_get_thread_ident();
-    if (is_here && of_thread != Py_None) {
+    if (is_here && thread == of_thread) {
         PyObject *runs = PyObject_CallNoArgs(loop);
         is_here = runs == Py_True;
         Py_XDECREF(runs);
@@ -36,25 +36,44 @@ static int runs_here(PyObject *loop, PyObject *of_thread)
     return is_here;
 }
 
-/* Put a record of a producer's stream. `streams`: (loop, its thread, clock, pipelines by stream, forks when it was
-   opened). NULL without an error: the method in Python does it. */
+/* Return the step of the system's coarse clock, which is read much faster and moves every 1 to 10 ms; 0 without one. */
+static int64_t coarse_step(void)
+{
+#ifdef CLOCK_MONOTONIC_COARSE
+    struct timespec at;
+    if (clock_gettime(CLOCK_MONOTONIC_COARSE, &at) == 0) return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
+#endif
+    return 0;
+}
+
+static PutBatch *batch_of(PyObject *batches, PyObject *stream)
+{
+    PyObject *batch = PyDict_GetItemWithError(batches, stream);
+    if (batch == NULL) PyErr_Clear();
+    return batch != NULL && Py_IS_TYPE(batch, &PutBatchType) ? (PutBatch *)Py_NewRef(batch) : NULL;
+}
+
+/* Put a record of a producer's stream. `streams`: (loop, its thread, clock, batches by stream, forks when it was opened,
+   whether the clock is the system's). NULL without an error: the method in Python does it. */
 static PyObject *put_into(PyObject *streams, PyObject *producer, PyObject *const *arguments)
 {
-    if (!PyTuple_CheckExact(streams) || PyTuple_GET_SIZE(streams) != 5 || !PyDict_CheckExact(PyTuple_GET_ITEM(streams, 3)) ||
+    if (!PyTuple_CheckExact(streams) || PyTuple_GET_SIZE(streams) != 6 || !PyDict_CheckExact(PyTuple_GET_ITEM(streams, 3)) ||
         !PyUnicode_CheckExact(arguments[STREAM])) return NULL;
     if (PyLong_AsUnsignedLong(PyTuple_GET_ITEM(streams, 4)) != forks ||
         !runs_here(PyTuple_GET_ITEM(streams, 0), PyTuple_GET_ITEM(streams, 1))) return NULL;
-    /* First, because a clock of a test may run any code. */
-    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 2)), *delivery = NULL;
-    if (now == NULL) return NULL;
-    PyObject *pipeline = Py_XNewRef(PyDict_GetItemWithError(PyTuple_GET_ITEM(streams, 3), arguments[STREAM]));
-    PyObject *batch = pipeline == NULL ? NULL : PyObject_GetAttr(pipeline, interned[ENTRANCE]);
-    if (batch == NULL) PyErr_Clear();
-    else if (Py_IS_TYPE(batch, &PutBatchType))
-        delivery = put_in_batch((PutBatch *)batch, arguments[KEY], arguments[DATA], now, producer, arguments[STREAM]);
+    PyObject *stream = arguments[STREAM], *now = NULL, *delivery = NULL;
+    PutBatch *batch = batch_of(PyTuple_GET_ITEM(streams, 3), stream);
+    int64_t step = PyTuple_GET_ITEM(streams, 5) == Py_True ? coarse_step() : 0;
+    if (batch != NULL && (batch->count == 0 || step == 0 || step != batch->step)) {
+        Py_DECREF(batch);
+        if ((now = PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 2))) == NULL) return NULL;
+        /* Once more, because a clock of a test may run any code. */
+        batch = batch_of(PyTuple_GET_ITEM(streams, 3), stream);
+        if (batch != NULL) batch->step = step;
+    }
+    if (batch != NULL) delivery = put_in_batch(batch, arguments[KEY], arguments[DATA], now, producer, stream);
     Py_XDECREF(batch);
-    Py_XDECREF(pipeline);
-    Py_DECREF(now);
+    Py_XDECREF(now);
     return delivery;
 }
 

@@ -27,7 +27,7 @@ from kpl_core.hooks import Hook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.intake.write_ahead import SpoolState
-from kpl_core.pipeline.open_record import COMPILED
+from kpl_core.pipeline.open_record import COMPILED, PutBatch
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.capacity_waiters import WaitersByFlow
 from kpl_core.producer.report import ProducerReport
@@ -117,6 +117,8 @@ class Lifecycle:
         self.waits_for_spool: set[Outcome] = set()
         # The pipelines by stream, emptied when a close begins, so that a put needs no other check.
         self.pipelines: dict[str, StreamPipeline] = {}
+        # Their batches, for the put method in C.
+        self.batches: dict[str, PutBatch] = {}
         # Groups that have room, and records that are not put yet.
         self.open_groups: set[OpenGroup] = set()
         self.state = "not entered"
@@ -284,6 +286,8 @@ class Lifecycle:
         require_stream(stream)
         self.require_own_loop()
         pipeline = self.pipelines[stream] = self.own_streams().start(stream)
+        if pipeline.entrance is not None:
+            self.batches[stream] = pipeline.entrance
         return pipeline
 
     def require_own_loop(self) -> None:
@@ -336,6 +340,7 @@ class Lifecycle:
         self._finish_puts()
         self.state = "closing"
         self.pipelines.clear()
+        self.batches.clear()
         self.waiters.wake_all()
         if self.store is not None:
             self.store.stop_replays()
@@ -392,6 +397,7 @@ class Lifecycle:
         finally:
             self.state = state
             self.pipelines.clear()
+            self.batches.clear()
             self._complete = left == 0
             self.own_streams().abandon(self.clock())
 

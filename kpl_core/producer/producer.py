@@ -1,6 +1,7 @@
 """The public interface of the asynchronous driver, which adds clock, tasks and waiting to the pipelines."""
 
 import threading
+import time
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -98,10 +99,10 @@ class Producer:
         self._asyncio_loop = life.asyncio_loop
         self._yield_budget = life.yield_budget
         loop = self._asyncio_loop
-        if hasattr(loop, "_thread_id"):
-            self._own_streams = (loop, None, self._clock, self._open, fork_count())
-        elif loop is not None:
-            self._own_streams = (loop.is_running, threading.get_ident(), self._clock, self._open, fork_count())
+        if loop is not None:
+            attributes = getattr(loop, "__dict__", {})
+            runs = (attributes, None) if "_thread_id" in attributes else (loop.is_running, threading.get_ident())
+            self._own_streams = (*runs, self._clock, life.batches, fork_count(), self._clock is time.monotonic)
         return self
 
     async def __aexit__(

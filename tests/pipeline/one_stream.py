@@ -20,6 +20,7 @@ class OneStream(NamedTuple):
     producer: Any
     pipeline: Any
     batch: Any
+    batches: dict[str, Any]
     room: Any
     record: Any
     placed: list[Any]
@@ -41,6 +42,11 @@ def owner_of_batch(place: Any) -> Any:
     )
 
 
+def own_streams_of(clock: Any, batches: dict[str, Any], forks: int, *, has_system_clock: bool = False) -> Any:
+    """What the put method looks at, as if a loop of asyncio ran in this thread."""
+    return {"_thread_id": threading.get_ident()}, None, clock, batches, forks, has_system_clock
+
+
 def one_stream_of(in_c: ModuleType) -> OneStream:
     record, room = in_c.OpenRecord(Delivery), in_c.Room()
     record.restart(Outcome())
@@ -56,21 +62,20 @@ def one_stream_of(in_c: ModuleType) -> OneStream:
         return Delivery(Outcome(), 7)
 
     pipeline = owner_of_batch(place)
-    pipeline.entrance = batch = in_c.PutBatch(pipeline, router, room, Delivery)
+    batch = in_c.PutBatch(pipeline, router, room, Delivery)
     batch.most, batch.opens_at = 50, 1.0
-    streams = {"s": pipeline, "indirect": SimpleNamespace(entrance=None, attention=False)}
-    loop = SimpleNamespace(_thread_id=threading.get_ident())
+    batches = {"s": batch}
 
     def put(_self, stream, *, partition_key, data, explicit_hash_key=None, flow=None, tier="normal", metadata=None):
         """Put in Python."""
         return stream, partition_key, data, (explicit_hash_key, flow, tier, metadata)
 
     class Producer:
-        _own_streams: Any = (loop, None, lambda: now[0], streams, in_c.count_forks(0))
+        _own_streams: Any = own_streams_of(lambda: now[0], batches, in_c.count_forks(0))
         _wake = staticmethod(woken.append)
         put_nowait = in_c.put_method(put)
 
-    return OneStream(Producer(), pipeline, batch, room, record, placed, woken, now)
+    return OneStream(Producer(), pipeline, batch, batches, room, record, placed, woken, now)
 
 
 def put(one_stream: OneStream, key: str = OPEN_KEY, data: bytes = b"data") -> Any:

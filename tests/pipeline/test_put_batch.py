@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import sys
-import threading
 from bisect import bisect_left
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.records.hash_key import md5
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import RecordResult
-from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHER_KEY, owner_of_batch, put
+from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHER_KEY, own_streams_of, owner_of_batch, put
 
 # When a record waits, and when it is put
 
@@ -87,7 +86,7 @@ def test_the_pipeline_puts_what_opens_or_closes_a_record_and_is_polled_if_it_wan
 def test_without_a_shard_map_the_pipeline_puts_all(one_stream, in_c):
     batch = in_c.PutBatch(one_stream.pipeline, SimpleNamespace(table=None), one_stream.room, Delivery)
     batch.most, batch.opens_at = 50, 0.0
-    one_stream.pipeline.entrance = batch
+    one_stream.batches["s"] = batch
     delivery = put(one_stream)
     batch.drain()
     assert (len(one_stream.placed), delivery.index) == (1, 7)
@@ -292,9 +291,9 @@ def test_a_batch_that_is_dropped_is_drained_by_a_finalizer_at_most_once(one_stre
         owner, SimpleNamespace(table=(b"\xff" * 16, [record])), one_stream.room, Delivery
     )
     batch.most, batch.opens_at = 50, 0.0
-    one_stream.pipeline.entrance = batch
+    one_stream.batches["s"] = batch
     delivery = put(one_stream)
-    one_stream.pipeline.entrance = None
+    one_stream.batches.clear()
     del owner, batch
     gc.collect()
     assert (len(record.arrivals), delivery.outcome is record.outcome) == (1, True)
@@ -313,12 +312,13 @@ def test_a_batch_that_is_dropped_with_its_records_frees_them(one_stream, in_c):
     batch = in_c.PutBatch(one_stream.pipeline, SimpleNamespace(table=None), one_stream.room, Delivery)
     batch.most, batch.opens_at = 50, 0.0
     one_stream.pipeline.place = batch.drain
-    one_stream.pipeline.entrance = batch
+    one_stream.batches["s"] = batch
     data = bytes([1, 2, 3])
     before = sys.getrefcount(data)
     put(one_stream, data=data)
     assert sys.getrefcount(data) == before + 1
     vars(one_stream.pipeline).clear()
+    one_stream.batches.clear()
     del batch
     gc.collect()
     assert sys.getrefcount(data) == before
@@ -369,11 +369,8 @@ def _put_in_python(records: list[Any], ends: list[bytes], opened: list[Any], lef
 
 
 def _put_in_c(in_c: Any, records: list[Any], batch: Any) -> None:
-    loop = SimpleNamespace(_thread_id=threading.get_ident())
-    streams = {"s": SimpleNamespace(entrance=batch, attention=False)}
-
     class Producer:
-        _own_streams: Any = (loop, None, lambda: 1.5, streams, in_c.count_forks(0))
+        _own_streams: Any = own_streams_of(lambda: 1.5, {"s": batch}, in_c.count_forks(0))
         put_nowait = in_c.put_method(lambda *_given, **_named: pytest.fail("left to Python"))
 
     producer = Producer()

@@ -6,14 +6,16 @@ import inspect
 import sys
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kpl_core.producer.delivery import Delivery
 from kpl_core.records.outcome import Outcome
-from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHERS, put
+from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHERS, own_streams_of, put
+
+# Linux's CLOCK_MONOTONIC_COARSE, for which `time` has no name.
+COARSE = 6
 
 # What the put method takes
 
@@ -41,7 +43,6 @@ def test_the_put_method_takes_every_spelling(one_stream, spelled):
     ("stream", "options"),
     [
         ("t", {}),
-        ("indirect", {}),
         ("s", {"partition_key": ""}),
         ("s", {"partition_key": "x" * 257}),
         ("s", {"partition_key": "é"}),
@@ -92,14 +93,14 @@ def test_the_put_method_leaves_another_loop_and_a_forked_child_to_python(one_str
     expected = "s", OPEN_KEY, b"x", DEFAULTS
     for streams in (
         None,
-        (SimpleNamespace(), None, *others),
-        (SimpleNamespace(_thread_id=None), None, *others),
-        (SimpleNamespace(_thread_id=here + 1), None, *others),
+        ({}, None, *others),
+        ({"_thread_id": None}, None, *others),
+        ({"_thread_id": here + 1}, None, *others),
         (lambda: False, here, *others),
         (lambda: True, here + 1, *others),
         (lambda: 1 / 0, here, *others),
-        (loop, None, *others[:2], in_c.count_forks(0) + 1),
-        (loop, None, time.monotonic, {"s": None}, in_c.count_forks(0)),
+        (loop, None, *others[:2], in_c.count_forks(0) + 1, False),
+        (loop, None, time.monotonic, {"s": None}, in_c.count_forks(0), True),
     ):
         vars(producer).update(_own_streams=streams)
         assert producer.put_nowait("s", partition_key=OPEN_KEY, data=b"x") == expected
@@ -120,6 +121,28 @@ def test_the_put_method_raises_what_the_clock_raises(one_stream):
     with pytest.raises(KeyboardInterrupt):
         put(one_stream)
     assert one_stream.batch.count == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the coarse clock")
+def test_the_put_method_reads_the_systems_clock_only_after_a_step_of_the_coarse_one(one_stream, in_c):
+    def clock() -> float:
+        readings.append(1.5)
+        return 1.5
+
+    readings: list[float] = []
+    for has_system_clock in (False, True):
+        streams = own_streams_of(clock, one_stream.batches, in_c.count_forks(0), has_system_clock=has_system_clock)
+        vars(one_stream.producer).update(_own_streams=streams)
+        one_stream.batch.drain()
+        readings.clear()
+        for _ in range(100):
+            put(one_stream)
+        assert (len(readings) == 100) is not has_system_clock
+    before = len(readings), time.clock_gettime(COARSE)
+    while time.clock_gettime(COARSE) == before[1]:
+        pass
+    put(one_stream)
+    assert len(readings) == before[0] + 1
 
 
 def test_the_put_method_looks_like_the_one_in_python(one_stream):

@@ -66,8 +66,9 @@ class Twin:
         self.put_count = 0
         # What the put method looks at. No loop runs here.
         streams = {STREAM: self.pipeline}
+        batches = {} if self.pipeline.entrance is None else {STREAM: self.pipeline.entrance}
         self.producer: Any = SimpleNamespace(
-            _own_streams=(lambda: True, get_ident(), self.clock, streams, fork_count()),
+            _own_streams=(lambda: True, get_ident(), self.clock, batches, fork_count(), False),
             _open=streams,
             _asyncio_loop=None,
             _clock=self.clock,
