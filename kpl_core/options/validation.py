@@ -8,7 +8,6 @@ whether a value came from Python, from `dictConfig` or from the environment.
 import math
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
@@ -159,6 +158,8 @@ def require_order(options: object, smaller: str, larger: str) -> None:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is nearest to a misspelt one; None if none is near."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only an error needs it
+
     spelt = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), spelt, n=1, cutoff=0.7)
     return spelt[found[0]] if found else None

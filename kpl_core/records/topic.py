@@ -7,7 +7,6 @@ A trace context travels inside the data, because a Kinesis record has no headers
 `tracestate` (W3C Trace Context; the names are those of CloudEvents) of the JSON object or MessagePack map.
 """
 
-import gzip
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -108,6 +107,8 @@ def decompressed(data: bytes, *, max_bytes: int = MAX_INFLATED_BYTES) -> bytes:
 
 def _from_gzip(data: bytes, max_bytes: int) -> bytes:
     """Inflate all members, to one byte more than the bound at most."""
+    import gzip  # noqa: PLC0415 - only a consumer needs it
+
     try:
         return gzip.GzipFile(fileobj=BytesIO(data)).read(max_bytes + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
