@@ -19,7 +19,7 @@ from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextvars import Context, copy_context
-from itertools import groupby, repeat, starmap
+from itertools import count, groupby, repeat, starmap
 from operator import attrgetter
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
@@ -149,8 +149,11 @@ class ThreadPuts(Generic[Handle]):
         self._taken = 0
         # The outcome on which the deliveries of some records in a row wait while they are in the inbox.
         self._shared = Outcome()
-        # True from a wake-up of the loop until it looks.
-        self._is_scheduled = False
+        # The wake-ups of the loop have numbers: the last one that is made for sure, and the last one that the loop has
+        # answered. A signal handler may interrupt the making, and put and wait for the result, or raise: so a wake-up
+        # counts as made only behind it.
+        self._wake_ups = count(1)
+        self._woken = self._answered = 0
 
     def serve(
         self, handle: type[OwnersHandle], admission: _Admission, admit: Callable[[], None]
@@ -189,20 +192,20 @@ class ThreadPuts(Generic[Handle]):
         if self._admission.is_stopped:
             self._admit()
         inbox, limit = self._inbox, self._limit
-        count = len(inbox)
+        queued_before = len(inbox)
         if (
             self._loop is None
             or self._process != _process
-            or limit.free_records <= count
+            or limit.free_records <= queued_before
             or limit.free_bytes < self._bytes + size
         ):
             self._require_room(size, "normal")
-        if not count % STEP_RECORDS:
+        if not queued_before % STEP_RECORDS:
             self._shared = Outcome()
         handle = self._handle(self._shared, 0)
         inbox.append(queued := _QueuedPair(handle, size, stream, key, data))
         self._bytes += size
-        if not self._is_scheduled or self._loop is None or self._admission.is_stopped:
+        if self._woken <= self._answered or self._loop is None or self._admission.is_stopped:
             self._look_again(queued)
         return handle
 
@@ -237,9 +240,8 @@ class ThreadPuts(Generic[Handle]):
             KplError: the producer has closed meanwhile, or must not accept it any more. It is no longer in the inbox.
         """
         try:
-            if not self._is_scheduled:
-                self._is_scheduled = True
-                self._wake()
+            if self._woken <= self._answered:
+                self._wake(self._own_loop().call_soon_threadsafe)
             if self._loop is None:
                 raise self._closed()
             if self._admission.is_stopped:
@@ -251,13 +253,14 @@ class ThreadPuts(Generic[Handle]):
                 return
             raise
 
-    def _wake(self) -> None:
+    def _wake(self, call_soon: Callable[[Callable[[int], None], int], object]) -> None:
+        number = next(self._wake_ups)
         try:
-            self._own_loop().call_soon_threadsafe(self._step)
+            call_soon(self._step, number)
         except RuntimeError as error:
             # asyncio's loop is closed.
-            self._is_scheduled = False
             raise self._closed() from error
+        self._woken = number
 
     def put_blocking(self, stream: str, record: Puttable, timeout: float | None) -> Handle:
         """Accept a user record or a pair, waiting for room; see `Producer.put_blocking`."""
@@ -328,14 +331,13 @@ class ThreadPuts(Generic[Handle]):
 
     # In the loop
 
-    def _step(self) -> None:
-        # First, so that what is appended from now on wakes the loop again.
-        self._is_scheduled = False
+    def _step(self, number: int) -> None:
+        # First, so that what is appended from now on wakes the loop again. Threads may wake it in another order.
+        self._answered = max(self._answered, number)
         part = self._take()
         loop = self._loop
         if self._inbox and loop is not None:
-            self._is_scheduled = True
-            loop.call_soon(self._step)
+            self._wake(loop.call_soon)
         self._put_all(part)
 
     def drain(self) -> None:

@@ -274,6 +274,7 @@ async def test_a_signal_handler_that_puts_in_the_middle_of_a_put_is_counted(monk
 
         def interrupted(callback: Any, *args: Any, **options: Any) -> Any:
             handle = call_soon_threadsafe(callback, *args, **options)
+            monkeypatch.undo()
             _ = put(orders, "2, of the handler")
             return handle
 
@@ -281,7 +282,6 @@ async def test_a_signal_handler_that_puts_in_the_middle_of_a_put_is_counted(monk
         thread = threading.Thread(target=put, args=(orders, "1"))
         thread.start()
         thread.join()
-        monkeypatch.undo()
         report = await orders.flush()
         assert (report.accepted, report.delivered) == (2, 2)
         assert (orders.buffer_limit.outstanding_records, orders.buffer_limit.outstanding_bytes) == (0, 0)
