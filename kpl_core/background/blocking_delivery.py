@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import overload
 
-from kpl_core.producer.delivery import Deliveries, call_when_done, follow, wait_for_result, wait_in_thread
+from kpl_core.producer.delivery import Deliveries, call_when_done, wait_for_result, wait_in_thread
 from kpl_core.producer.lifecycle import require_timeout
 from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.record_result import RecordResult
@@ -12,10 +12,6 @@ from kpl_core.records.record_result import RecordResult
 
 class BlockingDelivery(ResultHandle, gc=False, eq=False):
     """The handle of one user record put from a thread."""
-
-    def follow(self) -> Outcome:
-        """Return the current outcome of this user record, and keep it for the next call. Thread-safe."""
-        return follow(self)
 
     def result(self, timeout: float | None = None) -> RecordResult:
         """Wait up to `timeout` seconds for the result; works after the producer closed too.

@@ -30,8 +30,6 @@ from kpl_core.pipeline.open_record import await_method
 from kpl_core.records.outcome import Outcome, ResultHandle, ResultHandles, Waiter
 from kpl_core.records.record_result import NOT_SPOOLED, RecordResult
 
-# Without the lock, two threads that find no list of waiters would each make one, and one of the two would be lost.
-_waiting: Final = threading.Lock()
 _logger: Final = logging.getLogger("kpl_core")
 # So many results that are known are read within 4 ms.
 _RESULTS_PER_CHECKPOINT: Final = 50_000
@@ -56,10 +54,6 @@ class Delivery(ResultHandle, gc=False, eq=False):
             message = "this user record has no result yet; await the delivery, or flush the producer first"
             raise ResultPending(message)
         return result
-
-    def follow(self) -> Outcome:
-        """Return the current outcome of this user record, and keep it for the next call. Thread-safe."""
-        return follow(self)
 
     def wait(self, timeout: float | None = None) -> RecordResult:
         """Wait in this thread for the result, up to `timeout` seconds (None: forever).
@@ -224,21 +218,12 @@ def put_batch_of(handle: ResultHandle) -> None:
 
 def wait_with(outcome: Outcome, alarm: Waiter) -> list[Waiter]:
     """Set `alarm` when `outcome` is settled or its user records move; return the list that has it until then."""
-    with _waiting:
-        waiters = outcome.waiters
-        if waiters is None:
-            waiters = outcome.waiters = []
-        waiters.append(alarm)
+    made: list[Waiter] = []
+    # In one line without a call, so no other thread runs within it, and makes a list that would be lost. A lock would
+    # stop the producer for good where a signal handler interrupts the thread that has it, and waits for a result.
+    waiters = outcome.waiters = made if outcome.waiters is None else outcome.waiters
+    waiters.append(alarm)
     return waiters
-
-
-def follow(handle: ResultHandle) -> Outcome:
-    """Return the current outcome of a user record, and keep it for the next call. Thread-safe."""
-    if handle.outcome.moved is None:
-        return handle.outcome
-    # Two threads must not mix the outcome of one step with the index of another.
-    with _waiting:
-        return ResultHandle.follow(handle)
 
 
 class _ThreadAlarm:
@@ -266,10 +251,10 @@ def wait_for_result(handle: ResultHandle, timeout: float | None) -> bool:
     """Wait in this thread for the result of a user record, as `wait_in_thread`."""
 
     def open_outcomes() -> list[Outcome]:
-        outcome = follow(handle)
+        outcome = handle.follow()
         return [] if outcome.settled else [outcome]
 
-    return wait_in_thread(open_outcomes, lambda outcome: follow(handle) is outcome, timeout)
+    return wait_in_thread(open_outcomes, lambda outcome: handle.follow() is outcome, timeout)
 
 
 def wait_in_thread(
@@ -364,8 +349,7 @@ class _DoneCallback:
 
     def call(self) -> None:
         """Call the function, unless another thread has. Nothing refers to it afterwards."""
-        with _waiting:
-            function, self._function = self._function, None
+        function, self._function = self._function, None
         if function is not None:
             log_exceptions(function)
 

@@ -170,11 +170,14 @@ class ResultHandle(msgspec.Struct, gc=False):
     index: int
 
     def follow(self) -> Outcome:
-        """Return the current outcome of this user record, and keep it for the next call."""
-        outcome = self.outcome
-        while outcome.moved is not None and (target := outcome.moved.get(self.index)) is not None:
-            outcome, self.index = target
-            self.outcome = outcome
+        """Return the current outcome of this user record, and keep it for the next call. Thread-safe."""
+        outcome, index = self.outcome, self.index
+        if outcome.moved is None:
+            return outcome
+        while outcome.moved is not None and (target := outcome.moved.get(index)) is not None:
+            outcome, index = target
+        # In one line, because another thread that follows must not find the outcome of one step with another's index.
+        self.index, self.outcome = index, outcome
         return outcome
 
     @property

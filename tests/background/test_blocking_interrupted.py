@@ -16,7 +16,7 @@ from kpl_core.background import blocking as blocking_module
 from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.options.policy import FairnessPolicy
-from kpl_core.producer import thread_puts
+from kpl_core.producer import delivery as delivery_module, thread_puts
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.background.test_blocking import blocking, in_threads, transport
@@ -24,13 +24,13 @@ from tests.background.test_blocking_guarantees import put
 from tests.support.waiting import wait_until
 
 needs_signal = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
-# Where the code of a put is.
-FILES = {blocking_module.__file__, thread_puts.__file__}
+# Where the code of a put is, and of a wait for its result.
+FILES = {blocking_module.__file__, thread_puts.__file__, delivery_module.__file__}
 
 
 @contextlib.contextmanager
 def interrupted(line: int, handle: Callable[[], object]) -> Iterator[list[int]]:
-    """Raise SIGUSR1 before this line of those that a put runs in the block, for `handle`; yield their numbers."""
+    """Raise SIGUSR1 before this line of the block's puts and waits for results, for `handle`; yield their numbers."""
     lines: list[int] = []
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -105,6 +105,53 @@ def test_a_signal_handler_can_put_and_flush_at_any_line_of_a_put() -> None:
         return lines
 
     at_every_line(put_and_flush_at)
+
+
+@needs_signal
+def test_a_signal_handler_can_put_and_wait_for_the_result_at_any_line_of_a_put_and_its_wait() -> None:
+    def put_and_wait_at(line: int) -> list[int]:
+        def put_and_wait() -> None:
+            called: list[BlockingDelivery] = []
+            delivery = put(orders)
+            # In the loop this adds a waiter to the same outcome.
+            orders.sender.run_soon(lambda: delivery.add_done_callback(called.append))
+            assert delivery.result(10).successful
+            wait_until(lambda: called, lambda: "the callback")
+
+        with interrupted(line, put_and_wait) as lines:
+            assert put(orders).result(10).successful
+        return lines
+
+    with blocking(transport()) as orders:
+        at_every_line(put_and_wait_at)
+
+
+class _SoftTimeLimit(Exception):  # noqa: N818 - as Celery's
+    pass
+
+
+@needs_signal
+def test_a_signal_handler_that_raises_in_a_put_keeps_no_later_put_waiting() -> None:
+    def stop() -> None:
+        raise _SoftTimeLimit
+
+    def is_stopped_at(line: int) -> bool:
+        try:
+            with interrupted(line, stop):
+                put(orders)
+        except _SoftTimeLimit:
+            return True
+        return False
+
+    with blocking(transport()) as orders:
+        line = 1
+        while is_stopped_at(line):
+            assert put(orders).result(10).successful
+            line += 1
+        assert line > 30
+        limit = orders._producer.buffer_limit  # noqa: SLF001 - as above
+        wait_until(lambda: limit.outstanding_records == 0, lambda: f"room for all, not {limit!r}")
+    assert orders.close().all_delivered
 
 
 def test_a_record_that_is_taken_back_holds_up_no_flush() -> None:
