@@ -107,13 +107,13 @@ class OnePerProcess(Generic[T]):
 
     def __init__(self) -> None:
         self._made: dict[int, T] = {}
-        # A thread of the parent may hold its lock during a fork.
-        self._locks: dict[int, threading.Lock] = {}
+        # A thread of the parent may hold its lock during a fork. Reentrant, because a signal handler may ask too.
+        self._locks: dict[int, threading.RLock] = {}
 
     def get(self, is_usable: Callable[[T], bool], make: Callable[[], T]) -> T:
         """Return this process's object; make it first if there is none that is usable."""
         process = os.getpid()
-        with self._locks.setdefault(process, threading.Lock()):
+        with self._locks.setdefault(process, threading.RLock()):
             made = self._made.get(process)
             if made is None or not is_usable(made):
                 # After a fork, the parent's is not ours.

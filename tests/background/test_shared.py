@@ -74,3 +74,12 @@ def test_a_child_forked_while_another_thread_opens_the_shared_producer_opens_its
             finally:
                 os._exit(2)
     assert os.waitpid(child, 0) == (child, 0)
+
+
+def test_a_signal_handler_may_ask_in_the_middle_of_asking() -> None:
+    shared: OnePerProcess[str] = OnePerProcess()
+
+    def asked_again(_: str) -> bool:
+        return shared.get(lambda _: True, lambda: "another") == "made"
+
+    assert [shared.get(asked_again, lambda: "made") for _ in range(2)] == ["made"] * 2
