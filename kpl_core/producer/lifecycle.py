@@ -308,9 +308,14 @@ class Lifecycle:
     async def flush(self, timeout: float | None) -> ProducerReport:
         """Wait until everything put before has its final result; see `Producer.flush`."""
         require_timeout(timeout)
-        if self.state != "open":
+        if self.state not in {"open", "closing"}:
             return self.report()
         self.require_own_loop()
+        if self.state == "closing":
+            with anyio.move_on_after(timeout) as scope:
+                await self._closed.wait()
+            report = self.report()
+            return msgspec.structs.replace(report, complete=report.complete and not scope.cancelled_caught)
         await self.threads.drained()
         complete = await self._flushed(math.inf if timeout is None else self.clock() + timeout)
         return msgspec.structs.replace(self.report(), complete=complete)

@@ -147,3 +147,13 @@ async def test_a_flush_is_quick_even_if_records_have_late_deadlines_and_are_retr
         assert anyio.current_time() - began < 3.0
     assert report.complete
     assert reasons(deliveries) == {"": 1_517}
+
+
+@pytest.mark.parametrize(("timeout", "complete", "buffered"), [(None, True, 0), (5.0, True, 0), (0.1, False, 10)])
+async def test_a_flush_beside_a_close_waits_for_the_results_too(timeout: float | None, complete: bool, buffered: int):
+    async with producer(service(latency_seconds=0.5)) as orders, anyio.create_task_group() as tasks:
+        put(orders, 10)
+        tasks.start_soon(orders.close)
+        await anyio.lowlevel.checkpoint()
+        report = await orders.flush(timeout)
+        assert (report.complete, report.buffered) == (complete, buffered)
