@@ -4,6 +4,7 @@ A put appends to the inbox of that producer (`ThreadPuts`). A `put_many`, and a 
 spool, dead letters, fair shares of flows, a line), is made in the loop and its thread waits for it.
 """
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -102,6 +103,9 @@ class BlockingProducer(ProcessListener):
         self._was_entered = False
         self._flush_on_sigterm = flush_on_sigterm
         self.flushes_at_sigterm = flush_on_sigterm is not False
+        self._is_closing = False
+        # The task of the first close, in the loop.
+        self._close_task: asyncio.Task[Any] | None = None
         self._report: ProducerReport | None = None
 
     @classmethod
@@ -246,6 +250,11 @@ class BlockingProducer(ProcessListener):
         return self._is_open
 
     @property
+    def _is_delivering(self) -> bool:
+        """Return True until the close is over: one that Ctrl-C has interrupted, say, goes on."""
+        return (self._is_open or self._is_closing) and self._report is None
+
+    @property
     def sender(self) -> BackgroundSender:
         """Return what delivers, for an adapter that adds a record source of its own."""
         return self._sender
@@ -291,14 +300,14 @@ class BlockingProducer(ProcessListener):
 
     def undelivered(self) -> tuple[int, str]:
         """Return how many user records wait in the inbox and in the producer."""
-        if not self._is_open:
+        if not self._is_delivering:
             return 0, ""
         with self._changed:
             return len(self._threads) + self._producer.report().buffered, "user records of a BlockingProducer"
 
     def end_by_signal(self) -> None:
         """Log where the user records are, unless all are delivered. With a file for what is left, close first."""
-        if not self._is_open:
+        if not self._is_delivering:
             return
         with self._changed:
             queued, report = len(self._threads), self._producer.report()
@@ -320,7 +329,7 @@ class BlockingProducer(ProcessListener):
     def _begin_ending(
         self, begin: Callable[[float], Callable[[float], ProducerReport]], timeout: float
     ) -> Callable[[], object] | None:
-        if not self._is_open or self._sender.is_current:
+        if not self._is_delivering or self._sender.is_current:
             return None
         try:
             wait_for_report = begin(timeout)
@@ -379,18 +388,28 @@ class BlockingProducer(ProcessListener):
         if self._sender.is_current:
             message = "the producer's own thread cannot close it, because it would wait for itself; close it elsewhere"
             raise WrongEventLoop(message)
+        deadline = math.inf if timeout is None else monotonic() + timeout
         report = self._report
         if report is None:
-            report = self._report_of(lambda: self._begin_close(timeout), timeout)
-        self._sender.join(timeout=None if timeout is None else timeout + _JOIN_GRACE_SECONDS)
+            report = self._report_of(lambda: self._begin_close(timeout, is_last=False), timeout)
+        self._sender.join(max(0.0, deadline - monotonic()) + _JOIN_GRACE_SECONDS)
         return report
 
-    def _begin_close(self, timeout: float | None) -> Callable[[float], ProducerReport]:
+    def _begin_close(self, timeout: float | None, *, is_last: bool = True) -> Callable[[float], ProducerReport]:
         with self._changed:
-            self._is_open = False
-        return self._sender.begin(lambda: self._close_in_loop(timeout))
+            self._is_open, self._is_closing = False, self._is_open or self._is_closing
+        return self._sender.begin(lambda: self._close_in_loop(timeout, is_last=is_last))
 
-    async def _close_in_loop(self, timeout: float | None) -> ProducerReport:
+    async def _close_in_loop(self, timeout: float | None, *, is_last: bool) -> ProducerReport:
+        if self._close_task is not None:
+            # Of another thread, or of code that a signal has interrupted: it has a time of its own.
+            report = await self._producer.flush(timeout)
+            if self._report is not None or not is_last:
+                return self._report or report
+            _ = self._close_task.cancel()
+            _ = await asyncio.wait([self._close_task])
+            timeout = 0.0
+        self._close_task = asyncio.current_task()
         deadline = math.inf if timeout is None else monotonic() + timeout
         await self._sender.put_queued(timeout)
         self._report = await self._producer.close(None if timeout is None else max(0.0, deadline - monotonic()))

@@ -331,3 +331,18 @@ def _started() -> tuple[BackgroundSender, Any]:
     sender.start()
     sender.wait_until_open()
     return sender, sender.stop
+
+
+def test_a_close_beside_another_has_a_time_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    with blocking(hanging()) as orders:
+        put(orders)
+        first = threading.Thread(target=orders.close, args=(3.0,))
+        first.start()
+        wait_until(lambda: not orders.is_open, lambda: "the first close has begun")
+        began = time.monotonic()
+        report = orders.close(0.1)
+        assert time.monotonic() - began < 2.5
+        assert (report.complete, report.buffered) == (False, 1)
+        assert "held up" not in caplog.text
+        first.join()
+    assert orders.close().failed_total == 1

@@ -1,8 +1,10 @@
 """Programs that end without closing their producer, each a process of its own."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,34 @@ def test_a_loop_that_ends_with_records_outstanding_logs_a_warning() -> None:
     assert ended.returncode == 0
     assert "the event loop ended before its producer was closed, with 100 records outstanding" in said
     assert "Traceback" not in said
+
+
+INTERRUPTED = """
+import atexit, signal, sys
+atexit.register(lambda: print(producer.close(), end=""))
+from kpl_core import BlockingProducer, Config
+from kpl_core.testing import FakeKinesis, FakeTransport
+
+producer = BlockingProducer(
+    Config(), transport=FakeTransport(FakeKinesis({"orders": 1}), latency_seconds=float(sys.argv[1]))
+)
+with producer:
+    for number in range(100):
+        producer.put("orders", partition_key=str(number), data=b"x")
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there is no such signal on this system")
+@pytest.mark.parametrize(("latency", "results"), [("1", "100 delivered, 0 failed"), ("60", "0 delivered, 100 failed")])
+def test_a_close_that_ctrl_c_interrupts_goes_on_until_the_exit(latency: str, results: str) -> None:
+    started = time.monotonic()
+    ended = end_of(latency, program=INTERRUPTED)
+    assert "KeyboardInterrupt" in ended.stderr
+    assert f"100 accepted: {results}" in ended.stdout
+    # What is lost is said.
+    assert ("is closed" in ended.stderr) == ("100 failed" in results)
+    assert time.monotonic() - started < 30
