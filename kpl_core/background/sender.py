@@ -40,6 +40,7 @@ _logger = logging.getLogger("kpl_core")
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 Addresses = list[Any]
+Work = Callable[[], Coroutine[Any, Any, T]]
 
 
 def never() -> float:
@@ -222,7 +223,11 @@ class BackgroundSender:
         """Drain the sources soon. Call it with the lock held."""
         if not self.is_drain_scheduled:
             self.is_drain_scheduled = True
-            self.run_soon(self._drain)
+            try:
+                self.run_soon(self._drain)
+            except BaseException:  # of a signal handler
+                self.is_drain_scheduled = False
+                raise
 
     def run_soon(self, callback: Callable[[], object]) -> bool:
         """Let the loop call `callback` at its next step, unless it ends before; return False if there is no loop.
@@ -242,19 +247,18 @@ class BackgroundSender:
 
         def run() -> None:
             try:
-                result = work()
+                self._settle(future, None, work())
             except Exception as error:  # noqa: BLE001 - raised again in the calling thread
                 self._settle(future, error)
-            else:
-                self._settle(future, None, result)
 
         return self._begin(future, run)
 
-    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Callable[..., T]:
+    def begin(self, work: Work[T], answered: threading.Condition | None = None) -> Callable[..., T]:
         """Start a coroutine in the loop. Return a function that waits for its result, up to a number of seconds.
 
         Its second argument may extend the wait (see `put_queued`). It raises what the coroutine raises, `SenderEnded`
-        if the loop ends before, and `SenderStuck` if there is no result in time.
+        if the loop ends before, and `SenderStuck` if there is no result in time. It waits in `answered`, by default
+        with the sender's lock, which it releases.
 
         Raises:
             SenderEnded: the loop has ended.
@@ -274,7 +278,7 @@ class BackgroundSender:
                 error = task.exception()
                 self._settle(future, error, None if error is not None else task.result())
 
-        return self._begin(future, run)
+        return self._begin(future, run, answered)
 
     def begin_flush(self, timeout: float | None) -> Callable[[float], ProducerReport]:
         """Start a flush (see `flush_in_loop`); return and raise as `begin`."""
@@ -327,7 +331,9 @@ class BackgroundSender:
         self.has_ended = self._is_over = True
         self.is_open = False
 
-    def _begin(self, future: "Future[T]", begin: Callable[[], None]) -> Callable[..., T]:
+    def _begin(
+        self, future: "Future[T]", begin: Callable[[], None], answered: threading.Condition | None = None
+    ) -> Callable[..., T]:
         if self.is_current:
             message = (
                 "this call waits for the producer's thread and was made in it, by a hook or a callback; "
@@ -344,7 +350,7 @@ class BackgroundSender:
             if self.has_ended or self._loop is None:
                 raise SenderEnded
             # First, because a signal handler may interrupt here and wait for the sender, which then answers this call.
-            self._pending[future] = answered = threading.Condition(self._lock)
+            self._pending[future] = answered = answered or threading.Condition(self._lock)
             try:
                 self._loop.call_soon_threadsafe(begin_unless_ending)
             except RuntimeError as error:
@@ -366,13 +372,13 @@ class BackgroundSender:
     def _settle(self, future: "Future[Any]", error: BaseException | None, result: object = None) -> None:
         with self._lock:
             answered = self._pending.pop(future, None)
-            if answered is None:
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            answered.notify_all()
+        if answered is not None:
+            with answered:
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                answered.notify_all()
 
     # In the sender's thread
 
@@ -449,10 +455,11 @@ class BackgroundSender:
                 except BaseException:
                     # The callers below wait for an answer all the same, also if a callback raised SystemExit.
                     _logger.exception("a record source failed when its sender ended")
-            with self._lock:
-                for future, answered in pending.items():
+            for future, answered in pending.items():
+                with answered:
                     future.set_exception(SenderEnded())
                     answered.notify_all()
+            with self._lock:
                 self._is_over = True
                 self._over.notify_all()
             self.own_threads.discard(threading.get_ident())

@@ -118,7 +118,7 @@ class LogSender:
         self._notice_seconds = settings.notice_seconds
         self._notices = DropNotices(stream, settings.notice_seconds, make_notice, time.monotonic())
         self._trouble = TroubleReport(stream, time.monotonic())
-        self._finished = threading.Event()
+        self._has_reported_end = False
         self.is_idle = False
         self.is_closing = False
         self.is_finished = False
@@ -147,8 +147,9 @@ class LogSender:
 
     def wake(self) -> None:
         """Look at the queue soon; called with the lock held, and only if the sender is idle."""
-        self.is_idle = False
+        # In this order, because a signal handler may raise in the middle of it.
         self.background.run_soon(self._poll)
+        self.is_idle = False
 
     def begin_flush(self, timeout: float) -> Callable[[float], bool]:
         """Start a flush of up to `timeout` seconds; return and raise as `BackgroundSender.begin`.
@@ -156,7 +157,8 @@ class LogSender:
         It goes on while records are delivered, if `close_timeout` is not set.
         """
         self._extension.begin(timeout, time.monotonic())
-        wait = self.background.begin(lambda: self._flush(timeout))
+        # A signal handler may flush in the middle of `emit`, which holds the lock of the queue.
+        wait = self.background.begin(lambda: self._flush(timeout), self._room)
         return lambda timeout: wait(timeout, self._extended)
 
     def _extended(self) -> float:
@@ -186,12 +188,16 @@ class LogSender:
     def join(self, timeout: float) -> bool:
         """Wait for the end; return True if it came. Like `begin_flush`, wait longer while records are delivered."""
         while timeout >= 0:
-            if self.background.join(timeout) if not self._is_shared else self._finished.wait(timeout):
+            if self.background.join(timeout) if not self._is_shared else self._wait_for_end(timeout):
                 return True
             if self.is_current:
                 return self._is_shared
             timeout = self._extended() - time.monotonic()
         return False
+
+    def _wait_for_end(self, timeout: float) -> bool:
+        with self._room:
+            return self._room.wait_for(lambda: self._has_reported_end, timeout)
 
     def counts(self) -> LogCounts:
         """Return where every record that was emitted is."""
@@ -261,7 +267,9 @@ class LogSender:
         try:
             self._ended(self)
         finally:
-            self._finished.set()
+            with self._room:
+                self._has_reported_end = True
+                self._room.notify_all()
 
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once everything that is queued now has been put."""

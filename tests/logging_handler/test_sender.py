@@ -195,3 +195,18 @@ def test_a_flush_ends_while_another_thread_logs_more_than_the_producer_takes(mak
     finally:
         is_flushed.set()
         thread.join()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("wait", [KinesisHandler.flush, KinesisHandler.close])
+def test_a_signal_handler_may_wait_in_the_middle_of_a_log_call(make, kinesis, logger, wait, shared):
+    """The call has the lock of the queue, which the sender needs."""
+    with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
+        handler = make(producer=producer, transport=None) if shared else make()
+        logger.addHandler(handler)
+        logger.info("before")
+        with handler._lock:  # noqa: SLF001 - where `emit` may be interrupted
+            started_at = time.monotonic()
+            wait(handler)
+            assert time.monotonic() - started_at < 4.0
+        assert handler.counts().delivered == 1
