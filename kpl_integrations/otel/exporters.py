@@ -214,7 +214,8 @@ class SignalExporter(ProcessListener):
 
     def begin_child(self) -> None:
         """Start empty, as a forked child does."""
-        self._starting = threading.Lock()
+        # Reentrant, because a signal handler may export and shut down too.
+        self._starting = threading.RLock()
         if self._sender is not None:
             keep_for_parent(self._sender)
         self._sender = None
@@ -356,12 +357,18 @@ class SignalExporter(ProcessListener):
                     make_producer=self._make_producer,
                     report=self._report,
                 )
+                # Before its start, because a signal handler that interrupts this must not start another.
+                self._sender = sender
+                is_started = False
                 try:
                     sender.start(self._spare)
+                    is_started = True
                 except (RuntimeError, OSError):
                     # The interpreter finalizes and starts no threads, or no file descriptor is left.
                     return None
-                self._sender = sender
+                finally:
+                    if not is_started:
+                        self._sender = None
                 # A configuration file sets the providers after it made the exporters.
                 global_providers.confirm_flushes(self.signal)
             return self._sender

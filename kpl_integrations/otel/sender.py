@@ -154,9 +154,10 @@ class TelemetrySender:
                 self._is_stuck = not self._changed.wait_for(lambda: self._is_over() or self._has_room(size), timeout)
             if self._is_over() or not self._has_room(size):
                 return False
-            self._inbox.append(shipment)
             self._pending_bytes += size
             self._pending += shipment.items
+            # After the counts, because a signal handler may raise here.
+            self._inbox.append(shipment)
             self._background.wake()
         return True
 

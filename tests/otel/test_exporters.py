@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
-from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, get_value
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context, get_value
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from kpl_core.testing import FakeTransport
 from kpl_integrations.otel import KinesisLogRecordExporter, KinesisSpanExporter
+from kpl_integrations.otel.sender import TelemetrySender
 from tests.otel.conftest import EXPORTERS, emit
 from tests.support.telemetry import exported, user_records
 
@@ -145,3 +146,24 @@ def test_the_exporters_metrics_show_losses_by_the_names_of_the_conventions(kines
         ("otel.sdk.exporter.span.exported", "Closed"): 2,
         ("otel.sdk.exporter.span.inflight", None): 0,
     }
+
+
+def test_a_signal_handler_may_export_while_the_sender_starts(make_exporter, monkeypatch):
+    start = TelemetrySender.start
+
+    def interrupted(sender: TelemetrySender, *arguments: Any) -> None:
+        starts.append(sender)
+        if len(starts) == 1:
+            tracer.start_span("of the handler", context=Context()).end()
+        start(sender, *arguments)
+
+    starts: list[TelemetrySender] = []
+    monkeypatch.setattr(TelemetrySender, "start", interrupted)
+    exporter = make_exporter("traces")
+    traces = TracerProvider(shutdown_on_exit=False)
+    traces.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = traces.get_tracer("tests")
+    tracer.start_span("first").end()
+    assert exporter.force_flush()
+    assert len(starts) == 1
+    assert exporter.counts().delivered == 2
