@@ -136,7 +136,7 @@ class Producer:
             WrongEventLoop: it was called in another event loop than the producer's.
         """
         pipeline = self._open.get(stream)
-        if pipeline is None or _get_running_loop() is not self._asyncio_loop:
+        if pipeline is None or self._asyncio_loop is None or _get_running_loop() is not self._asyncio_loop:
             if self._asyncio_loop is not None and _get_running_loop() is None:
                 record = puttable(partition_key, data, explicit_hash_key, flow, tier, metadata)
                 return self.internal.threads.put(stream, record)

@@ -3,9 +3,10 @@ import time
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
-from kpl_core import Config, Producer
+from kpl_core import Config, Producer, WrongEventLoop
 from kpl_core.event_loop import running_clock, running_loop
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
@@ -64,3 +65,13 @@ def test_a_sleeping_producer_does_not_run_in_a_busy_loop_on_uvloop():
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
         # About five timers for each record. On uvloop a sleep of anyio sets its timer again and again.
         assert runner.run(put()) < 100
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_on_trio_a_thread_cannot_put():
+    async with Producer(transport=FakeTransport(FakeKinesis({"orders": 1}))) as orders:
+        _ = orders.put_nowait("orders", partition_key="1", data=b"x")
+        with pytest.raises(WrongEventLoop, match="use BlockingProducer from threads"):
+            await anyio.to_thread.run_sync(lambda: orders.put_nowait("orders", partition_key="2", data=b"x"))
+        assert (await orders.flush()).accepted == 1
