@@ -159,8 +159,11 @@ def require_hooks(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
     """Return the hooks as a tuple, after checking them.
 
     Raises:
-        TypeError: one is not callable, or is an async function, which the producer would not await.
+        TypeError: this is no list; or one is not callable, or an async function, which the producer would not await.
     """
+    if not isinstance(hooks, Iterable):
+        message = f"hooks is {hooks!r}; it must be a list of hooks, also for a single one"
+        raise TypeError(message)
     found = tuple(hooks)
     for hook in found:
         if not callable(hook):

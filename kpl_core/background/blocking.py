@@ -31,7 +31,7 @@ from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuc
 from kpl_core.background.sigterm import FlushOnSigterm, flush_on_sigterm as flush_at_sigterm
 from kpl_core.errors import BufferFull, ConfigError, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, require_hooks
-from kpl_core.options.config import Config
+from kpl_core.options.config import Config, config_or_default
 from kpl_core.producer.checked_records import Puttable, as_user_record, checked_records, puttable
 from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, require_timeout
@@ -82,7 +82,7 @@ class BlockingProducer(ProcessListener):
         dead_letter_sink: "DeadLetterSink | None" = None,
         flush_on_sigterm: FlushOnSigterm = None,
     ) -> None:
-        self._config = Config() if config is None else config
+        self._config = config_or_default(config)
         hooks = require_hooks(hooks)
         self._changed = threading.Condition(lock := threading.RLock())
         self.intake: Intake = Intake(self._changed)
@@ -118,7 +118,7 @@ class BlockingProducer(ProcessListener):
         Raises:
             ConfigError: it was opened with another config.
         """
-        config = Config() if config is None else config
+        config = config_or_default(config)
         producer = _shared.get(lambda each: each.is_open, lambda: cls(config).__enter__())
         if producer._config != config:  # noqa: SLF001 - our own
             message = "the shared producer is open with another config; give the same one to every call"

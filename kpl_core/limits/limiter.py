@@ -14,7 +14,7 @@ import anyio
 
 from kpl_core.errors import ProducerClosed
 from kpl_core.event_loop import running_clock
-from kpl_core.options.config import Config
+from kpl_core.options.config import Config, config_or_default
 from kpl_core.options.stage_rules import ShardRules
 from kpl_core.pipeline.limiter import StreamLimiter as ShardLimiters
 from kpl_core.pipeline.shard_limiter import Drained
@@ -36,7 +36,7 @@ class Limiter:
         on_admit: Callable[[KinesisRecord], Awaitable[object]],
         on_expired: Callable[[KinesisRecord, str], Awaitable[object]],
     ) -> None:
-        config = Config() if config is None else config
+        config = config_or_default(config)
         self._limiter = ShardLimiters(
             ShardRules(
                 records_per_second=config.rate_limit_records_per_sec_per_shard,

@@ -404,6 +404,18 @@ class Config:
         )
 
 
+def config_or_default(config: Config | None) -> Config:
+    """Return the config that a caller gave, or the default.
+
+    Raises:
+        ConfigError: it is not a Config, such as a table of its options.
+    """
+    if config is None:
+        return Config()
+    require_kind("config", config, Config, "a Config; make one of a table by Config.from_mapping")
+    return config
+
+
 def _stream_config(stream: str, table: Any) -> StreamConfig:  # noqa: ANN401 - anything that a file has
     if isinstance(table, StreamConfig):
         return table

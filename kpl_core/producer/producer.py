@@ -13,7 +13,7 @@ import anyio.lowlevel
 from kpl_core.durability.circuit_breaker import CircuitBreaker
 from kpl_core.errors import BufferFull
 from kpl_core.hooks import Hook
-from kpl_core.options.config import Config
+from kpl_core.options.config import Config, config_or_default
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.open_record import COMPILED, fork_count, put_method
 from kpl_core.producer.checked_records import Puttable, as_user_record, checked_records, puttable
@@ -71,7 +71,7 @@ class Producer:
         dead_letter_sink: "DeadLetterSink | None" = None,
         coordination_store: "CoordinationStore | None" = None,
     ) -> None:
-        self.config = Config() if config is None else config
+        self.config = config_or_default(config)
         self._life = Lifecycle(
             self.config,
             session=session,

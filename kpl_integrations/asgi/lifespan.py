@@ -29,6 +29,7 @@ import msgspec
 from kpl_core import Config, ConfigError, Hook, KplError, Producer, ProducerReport
 from kpl_core.background.process_end import begin_last_flushes
 from kpl_core.backoff_formula import ExponentialBackoff
+from kpl_core.options.config import config_or_default
 from kpl_core.options.validation import Bound, require_bounds, require_choice
 from kpl_core.transport import KinesisTransport
 from kpl_core.transport.default_transport import default_transport
@@ -139,7 +140,7 @@ class KinesisLifespan:
     transport_override: TransportFactory | None = None
 
     def __init__(self, config: Config | None = None, **options: Unpack[LifespanOptions]) -> None:
-        self.config = Config() if config is None else config
+        self.config = config_or_default(config)
         self.report: ProducerReport | None = None
         self._producer: Producer | None = None
         self._settings = LifespanSettings(**options)

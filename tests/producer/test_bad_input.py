@@ -8,10 +8,11 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core import Config, InvalidUserRecord, Producer, ProducerClosed, WrongEventLoop
+from kpl_core import BlockingProducer, Config, ConfigError, InvalidUserRecord, Producer, ProducerClosed, WrongEventLoop
 from kpl_core.errors import KplError
 from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.testing import ErrorAnswer, Hang, RecordingHook, ResetBeforeCommit, When
+from kpl_integrations.asgi import KinesisLifespan
 from tests.support.producer_scene import STREAM, assert_books_close, producer, put, reasons, service, unmetered
 
 pytestmark = pytest.mark.anyio
@@ -306,3 +307,15 @@ async def test_a_cancelled_put_flush_and_close_leave_nothing_pending(caplog):
     assert_books_close(orders.report(), deliveries)
     assert reasons(deliveries) == {"Unknown": 10}
     assert "may be stored" in (deliveries[0].result().error_message or "")
+
+
+@pytest.mark.parametrize("make", [Producer, BlockingProducer, BlockingProducer.shared, KinesisLifespan])
+def test_a_config_of_another_type_is_named_with_what_to_do(make: Callable[..., object]):
+    with pytest.raises(ConfigError, match="config is of type dict; it must be a Config; make one of a table by"):
+        make({"region": "us-east-1"})
+
+
+@pytest.mark.parametrize("make", [Producer, BlockingProducer])
+def test_a_single_hook_outside_of_a_list_is_named(make: Callable[..., object]):
+    with pytest.raises(TypeError, match="must be a list of hooks, also for a single one"):
+        make(hooks=print)
