@@ -3,7 +3,8 @@
 It never holds more records or bytes than allowed. Each accepted record is taken or evicted, exactly once. No record
 is evicted for one of a lower class, so ERROR and above stay while anything below them is queued.
 
-It reads no clock and takes no lock: its owner holds one.
+It reads no clock and takes no lock: its owner holds one. A signal handler may raise wherever a function is called. So
+`put` changes the counts between two calls, and the entries after them.
 """
 
 import logging
@@ -131,15 +132,15 @@ class LevelQueue:
             return False
         self.free_records -= 1
         self.free_bytes -= size
-        mine.entries.append(entry)
         mine.size_bytes += size
         self.accepted += 1
+        mine.entries.append(entry)
         return True
 
     def refuse(self, reason: str) -> None:
         """Count a record that never entered the queue."""
-        self.refused += 1
         self.dropped[reason] += 1
+        self.refused += 1
 
     def has_room(self, size: int) -> bool:
         """Return True if `put` would evict nothing."""
@@ -162,19 +163,18 @@ class LevelQueue:
             return False
         if not any(each.entries for each in victims):
             return False
+        newest_first = self._rule.newest_first
         for each in victims:
             while each.entries and not self.has_room(size):
-                evicted = each.entries.pop() if self._rule.newest_first else each.entries.popleft()
-                each.left += not self._rule.newest_first
-                self._release(evicted, each)
+                freed = entry_size(each.entries[-newest_first])
+                remove = each.entries.pop if newest_first else each.entries.popleft
                 self.dropped[EVICTED] += 1
+                each.left += not newest_first
+                each.size_bytes -= freed
+                self.free_bytes += freed
+                self.free_records += 1
+                remove()
         return self.has_room(size)
-
-    def _release(self, entry: Entry, level_class: _LevelClass) -> None:
-        size = entry_size(entry)
-        level_class.size_bytes -= size
-        self.free_bytes += size
-        self.free_records += 1
 
     def take(self, count: int, max_bytes: float = math.inf) -> list[tuple[bool, Entry]]:
         """Remove and return up to `count` entries, the highest class first, each with True if it is of the highest.
@@ -188,7 +188,10 @@ class LevelQueue:
             before = len(taken)
             while each.entries and len(taken) < count and self.free_bytes < stop_at:
                 entry = each.entries.popleft()
-                self._release(entry, each)
+                size = entry_size(entry)
+                each.size_bytes -= size
+                self.free_bytes += size
+                self.free_records += 1
                 taken.append((is_highest, entry))
             each.left += len(taken) - before
         self.taken += len(taken)

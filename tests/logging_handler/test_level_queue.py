@@ -1,4 +1,6 @@
 import logging
+import sys
+from types import FrameType
 
 import pytest
 from hypothesis import given, strategies as st
@@ -122,3 +124,45 @@ def test_a_record_without_a_level_is_of_the_lowest_class(level):
     assert put(queue, b"error", logging.ERROR)
     assert put(queue, b"another", logging.ERROR)
     assert taken(queue) == [b"error", b"another"]
+
+
+class _SoftTimeLimit(Exception):  # noqa: N818 - as Celery's
+    pass
+
+
+@pytest.mark.parametrize("rule", OVERFLOW_RULES)
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
+def test_a_signal_handler_that_raises_in_a_put_leaves_counts_and_room_right(rule: str, level: int):
+    def is_interrupted_at(number: int) -> bool:
+        """Put one more into a full queue, and raise at the begin or end of its call of this number."""
+        queue = queue_of(rule, max_records=4)
+        for _ in range(4):
+            put(queue, b"first", logging.INFO)
+        max_bytes = queue.free_bytes + 4 * entry_size(b"first")
+        calls: list[str] = []
+
+        def interrupt(frame: FrameType, event: str, called: object) -> None:
+            # Where the interpreter runs signal handlers. The end of a generator is a call too, which raises nothing.
+            is_generator = frame.f_code.co_name == "<genexpr>"
+            if event in {"call", "c_return"} and called is not sys.setprofile and not is_generator:
+                calls.append(event)
+                if len(calls) == number:
+                    raise _SoftTimeLimit
+
+        sys.setprofile(interrupt)
+        try:
+            put(queue, b"later", level)
+        except _SoftTimeLimit:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert queue.accepted + queue.refused == len(queue) + queue.dropped.total()
+        assert len(queue) == 4 - queue.free_records
+        queue.take(4)
+        assert (queue.free_records, queue.free_bytes) == (4, max_bytes)
+        return len(calls) >= number
+
+    number = 1
+    while is_interrupted_at(number):
+        number += 1
+    assert number > 4
