@@ -393,7 +393,7 @@ class BlockingProducer(ProcessListener):
         if report is None:
             report = self._report_of(lambda: self._begin_close(timeout, is_last=False), timeout)
         self._sender.join(max(0.0, deadline - monotonic()) + _JOIN_GRACE_SECONDS)
-        return report
+        return self._report or report
 
     def _begin_close(self, timeout: float | None, *, is_last: bool = True) -> Callable[[float], ProducerReport]:
         with self._changed:
