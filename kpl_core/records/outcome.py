@@ -172,12 +172,10 @@ class ResultHandle(msgspec.Struct, gc=False):
     def follow(self) -> Outcome:
         """Return the current outcome of this user record, and keep it for the next call. Thread-safe."""
         outcome, index = self.outcome, self.index
-        if outcome.moved is None:
-            return outcome
         while outcome.moved is not None and (target := outcome.moved.get(index)) is not None:
             outcome, index = target
-        # In one line, because another thread that follows must not find the outcome of one step with another's index.
-        self.index, self.outcome = index, outcome
+            # In one line, because another thread must not find the outcome of one step with the index of another.
+            self.index, self.outcome = index, outcome
         return outcome
 
     @property

@@ -62,7 +62,7 @@ def test_a_forked_child_opens_its_own(config: Config) -> None:
 
 def test_a_child_forked_while_another_thread_opens_the_shared_producer_opens_its_own(config: Config) -> None:
     # As a call in another thread holds it.
-    with blocking._shared._locks.setdefault(os.getpid(), threading.Lock()):  # noqa: SLF001
+    with blocking._shared._locks.setdefault(os.getpid(), threading.RLock()):  # noqa: SLF001
         child = os.fork()
         if child == 0:
             # A child that waits for the lock ends with this signal.

@@ -73,5 +73,5 @@ async def test_on_trio_a_thread_cannot_put():
     async with Producer(transport=FakeTransport(FakeKinesis({"orders": 1}))) as orders:
         _ = orders.put_nowait("orders", partition_key="1", data=b"x")
         with pytest.raises(WrongEventLoop, match="use BlockingProducer from threads"):
-            await anyio.to_thread.run_sync(lambda: orders.put_nowait("orders", partition_key="2", data=b"x"))
+            _ = await anyio.to_thread.run_sync(lambda: orders.put_nowait("orders", partition_key="2", data=b"x"))
         assert (await orders.flush()).accepted == 1
