@@ -314,8 +314,7 @@ class Lifecycle:
         if self.state == "closing":
             with anyio.move_on_after(timeout) as scope:
                 await self._closed.wait()
-            report = self.report()
-            return msgspec.structs.replace(report, complete=report.complete and not scope.cancelled_caught)
+            return msgspec.structs.replace(self.report(), complete=self._complete and not scope.cancelled_caught)
         await self.threads.drained()
         complete = await self._flushed(math.inf if timeout is None else self.clock() + timeout)
         return msgspec.structs.replace(self.report(), complete=complete)
