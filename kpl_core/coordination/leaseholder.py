@@ -176,6 +176,17 @@ class Leaseholder:
             part = self.rules.unenforced_part or ALONE_SHARE / self.rules.max_workers
         return limit[0] * part, limit[1] * part
 
+    def claimable_part(self, resource: str, now: float) -> float:
+        """Return the part of a resource that this worker gets if it wants all; 0.0 if no current plan says it."""
+        if not self._answered or self.lease_age(now) > LIFETIME_INTERVALS * self.rules.interval_seconds:
+            return 0.0
+        plan = self._plans.get(resource)
+        fair = None if plan is None else plan.fair.get(self.rules.tier)
+        if plan is None or fair is None:
+            return 1.0
+        part = self.rules.weight * min(most / limit for most, limit in zip(fair, plan.limit, strict=True))
+        return min(1.0, part if resource in self._granted else part / (1.0 + part))
+
     def state(self, now: float) -> LeaseState:
         """Return the basis of its shares."""
         if not self._granted:

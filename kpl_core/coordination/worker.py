@@ -219,6 +219,10 @@ class CoordinationWorker:
         """Return the rates this worker may use of a resource, units a second."""
         return self._holder.share(resource, limit)
 
+    def claimable_part(self, resource: str) -> float:
+        """Return the part of a resource that this worker gets if it wants all; 0.0 if no current plan says it."""
+        return self._holder.claimable_part(resource, self._clock())
+
     def state(self) -> LeaseState:
         """Return the basis of its shares."""
         return self._holder.state(self._clock())

@@ -140,3 +140,16 @@ def test_only_early_in_a_warm_up_a_worker_that_begins_with_a_resource_uses_an_eq
     holder.sync_started(0.0)
     holder.renew(head, None, 0.1, at=1_000.0)
     assert holder.share(RESOURCE, LIMIT)[0] == pytest.approx(may_use)
+
+
+def test_what_a_worker_may_claim_is_its_part_beside_those_that_the_plan_counts():
+    holder = Leaseholder(HolderRules(worker_id="w0", interval_seconds=5.0, max_workers=64))
+    assert holder.claimable_part(RESOURCE, 0.0) == 0.0
+    plans = {RESOURCE: ResourcePlan(LIMIT, (0.6, 6e2), 1.0, {1: (500.0, 5e5)}, began_at=900.0)}
+    head = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, resources=plans)
+    holder.renew(head, None, 0.1, at=1_000.0)
+    # It is the third one. Nobody claims the other resource.
+    assert holder.claimable_part(RESOURCE, 0.1) == pytest.approx(1.0 / 3.0)
+    assert holder.claimable_part("other", 0.1) == 1.0
+    # Without the store its lease may stay as it is.
+    assert holder.claimable_part(RESOURCE, 10.2) == 0.0

@@ -39,10 +39,12 @@ class TenantQuota:
 
     If several processes share a tenant's rates, each gets a part of them by `set_rates`, and the same part of the
     burst. `offered` counts the records and bytes of all requests, accepted or not; the parts follow from it.
+    `claimable_part` is the part that this process gets soon if it needs more: waits are planned with that, because
+    until then its own part may be a thousandth.
     """
 
-    __slots__ = ("_bucket", "_burst_seconds", "_kept_until", "_metered", "_rates", "_saved_seconds", "_window_seconds",
-                 "offered", "slowdown", "woken")  # fmt: skip
+    __slots__ = ("_bucket", "_burst_seconds", "_kept_until", "_metered", "_planned", "_rates", "_saved_seconds",
+                 "_window_seconds", "claimable_part", "offered", "slowdown", "woken")  # fmt: skip
 
     def __init__(self, tenant: Tenant) -> None:
         rates = (("records", tenant.records_per_second), ("bytes", tenant.bytes_per_second))
@@ -52,8 +54,10 @@ class TenantQuota:
         # How many seconds of the rates the bucket saves: the burst, or more while clients wait for their retry time.
         self._burst_seconds = self._saved_seconds = tenant.burst_seconds
         self._kept_until = -math.inf
-        # The tenant's rate divided by this process's; the larger one of both rates.
-        self.slowdown = 1.0
+        # The tenant's rate divided by the one that waits are planned with; and seconds at that rate for a second at the
+        # rate in force.
+        self.slowdown = self._planned = 1.0
+        self.claimable_part = 0.0
         self.offered = (0.0, 0.0)
         # Called once before the next offer is counted.
         self.woken: Callable[[], object] | None = None
@@ -77,7 +81,10 @@ class TenantQuota:
             if rate != before:
                 self._bucket.set_rate(index, rate, now, capacity=self._capacity(rate))
         self._rates = rates
-        self.slowdown = max(most / rate for (_, most), rate in zip(self._metered, rates, strict=True))
+        # The larger one of both rates.
+        in_force = max(most / rate for (_, most), rate in zip(self._metered, rates, strict=True))
+        self.slowdown = 1.0 / max(1.0 / in_force, self.claimable_part)
+        self._planned = self.slowdown / in_force
 
     def keep_until(self, at: float, now: float, *, booked_seconds: float) -> None:
         """Save up to one second of the rates until then, for a client that waits for its retry time until `at`.
@@ -106,13 +113,12 @@ class TenantQuota:
         self.offered = (first + records, second + size_bytes)
 
     def seconds_for(self, records: int, size_bytes: int) -> float:
-        """Return how many seconds of the rates a request of this size costs."""
-        return max(
-            (cost / rate for cost, rate in zip(self._costs(records, size_bytes), self._rates, strict=True)), default=0.0
-        )
+        """Return how many seconds of the planned rates a request of this size costs."""
+        costs = zip(self._costs(records, size_bytes), self._rates, strict=True)
+        return self._planned * max((cost / rate for cost, rate in costs), default=0.0)
 
     def spare_seconds(self, records: int, size_bytes: int, now: float) -> float:
-        """Return how many seconds of the rates a request of this size leaves; infinite without rates.
+        """Return how many seconds of the planned rates a request of this size leaves; infinite without rates.
 
         A rate whose burst is saved up, but for this request or a quarter, does not count: its tokens would be lost.
         """
@@ -122,7 +128,7 @@ class TenantQuota:
         for left, cost, rate in zip(tokens, self._costs(records, size_bytes), self._rates, strict=True):
             capacity = self._capacity(rate)
             if left < capacity - min(cost, _NEARLY_FULL * capacity):
-                spare = min(spare, (left - cost) / rate)
+                spare = min(spare, self._planned * (left - cost) / rate)
         return spare
 
     def charge(self, size_bytes: int, now: float) -> None:
@@ -155,11 +161,11 @@ class TenantQuota:
             self._bucket.give_back(self._costs(records, size_bytes))
 
     def states(self, records: int, size_bytes: int, now: float) -> tuple[QuotaState, ...]:
-        """Return the state of each quota; `ready_in` is for a request of the given size."""
+        """Return the state of each quota; `ready_in` is for a request of the given size, at the planned rates."""
         bucket = self._bucket
         if bucket is None:
             return ()
-        wait = max(0.0, bucket.ready_at(self._costs(records, size_bytes), now) - now)
+        wait = self._planned * max(0.0, bucket.ready_at(self._costs(records, size_bytes), now) - now)
         return tuple(
             QuotaState(name, max(1, int(rate * self._window_seconds)), self._window_seconds, max(0, int(tokens)), wait)
             for (name, rate), tokens in zip(self._metered, bucket.tokens(now), strict=True)

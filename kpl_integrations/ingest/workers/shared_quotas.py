@@ -146,13 +146,13 @@ class SharedQuotas:
             # The lease is a part of the old rates.
             share = (limit[0] / self._max_workers, limit[1] / self._max_workers)
         else:
-            share = _at_most(self._worker.share(tenant.id, limit), limit)
-        quota.set_rates(*share, self._clock())
+            share = self._worker.share(tenant.id, limit)
+        self._set_rates(tenant.id, quota, limit, share)
         quota.woken = partial(self._activate, tenant.id, quota, limit)
 
     def _activate(self, tenant_id: str, quota: TenantQuota, limit: Pair) -> None:
         # The share of its last request may be old: other processes may have the tenant's whole rate by now.
-        quota.set_rates(*_at_most(self._worker.share(tenant_id, limit), limit), self._clock())
+        self._set_rates(tenant_id, quota, limit, self._worker.share(tenant_id, limit))
         self._idle.pop(tenant_id, None)
         known = self._active.get(tenant_id)
         # The leaseholder expects counts that only grow, so they continue when a tenant's settings change.
@@ -165,7 +165,7 @@ class SharedQuotas:
         now = self._clock()
         for tenant_id, each in self._idle.items():
             # The lease is released: until the tenant sends again, its quota has a newcomer's share.
-            each.quota.set_rates(*_at_most(self._worker.share(tenant_id, each.limit), each.limit), now)
+            self._set_rates(tenant_id, each.quota, each.limit, self._worker.share(tenant_id, each.limit))
             each.quota.woken = partial(self._activate, tenant_id, each.quota, each.limit)
         self._idle.clear()
         usages: dict[str, Usage] = {}
@@ -179,11 +179,14 @@ class SharedQuotas:
         return usages
 
     def _apply_shares(self, shares: Mapping[str, Pair]) -> None:
-        now = self._clock()
         for tenant_id, share in shares.items():
             each = self._active.get(tenant_id) or self._idle.get(tenant_id)
             if each is not None:
-                each.quota.set_rates(*_at_most(share, each.limit), now)
+                self._set_rates(tenant_id, each.quota, each.limit, share)
+
+    def _set_rates(self, tenant_id: str, quota: TenantQuota, limit: Pair, share: Pair) -> None:
+        quota.claimable_part = self._worker.claimable_part(tenant_id)
+        quota.set_rates(min(share[0], limit[0]), min(share[1], limit[1]), self._clock())
 
 
 @contextlib.asynccontextmanager
@@ -213,7 +216,3 @@ async def shared_quotas(
                 tasks.cancel_scope.cancel()
     finally:
         await store.aclose()
-
-
-def _at_most(share: Pair, limit: Pair) -> Pair:
-    return (min(share[0], limit[0]), min(share[1], limit[1]))

@@ -62,6 +62,19 @@ def test_states_have_the_values_of_the_header_fields():
     assert [state.ready_in for state in quota.states(10, 1, 0.0)] == [0.5, 0.5]
 
 
+def test_waits_are_planned_with_the_part_that_a_process_may_claim():
+    quota = TenantQuota(Tenant(id="a", records_per_second=100))
+    quota.claimable_part = 0.5
+    quota.set_rates(1.0, 1.0, 0.0)
+    assert quota.slowdown == 2.0
+    assert quota.seconds_for(20, 0) == pytest.approx(0.4)
+    assert quota.try_take(20, 0, 0.0) is None
+    # It is 19 records in debt, and must save one.
+    assert quota.states(20, 0, 0.0)[0].ready_in == pytest.approx(0.4)
+    quota.set_rates(80.0, 1.0, 0.0)
+    assert quota.seconds_for(20, 0) == pytest.approx(0.25)
+
+
 @given(
     st.floats(0.5, 1000),
     st.floats(0.1, 10),

@@ -69,9 +69,11 @@ class Away(MemoryStore):
 
 
 @asynccontextmanager
-async def workers(count: int, kind: type[MemoryStore] = MemoryStore) -> AsyncIterator[list[Worker]]:
+async def workers(
+    count: int, kind: type[MemoryStore] = MemoryStore, *, planned: int = 0
+) -> AsyncIterator[list[Worker]]:
     store = kind(clock=lambda: anyio.current_time() + 1e9)
-    found = [Worker(store, number, count) for number in range(count)]
+    found = [Worker(store, number, planned or count) for number in range(count)]
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
@@ -187,6 +189,21 @@ async def test_a_tenants_first_records_at_a_worker_have_the_share_of_the_present
         found[1].receive(REQUEST / STEP_SECONDS)
         quotas = [worker.accounts.of(TENANT).quota for worker in found]
         assert sum(quota._rates[0] for quota in quotas if quota is not None) <= RATE  # noqa: SLF001 - in force
+
+
+async def test_a_retry_time_does_not_count_on_the_share_before_the_lease():
+    """Of a plan for 64 workers that is a thousandth of the rate: clients were told to wait for minutes."""
+    async with workers(2, planned=64) as found:
+        await load(found, [2 * RATE, 0], 2.0)
+        longest = 0.0
+        for _ in range(200):
+            for worker in found:
+                worker.receive(2 * RATE)
+                quota = worker.accounts.of(TENANT).quota
+                assert quota is not None
+                longest = max(longest, quota.states(REQUEST, 0, anyio.current_time())[0].ready_in)
+            await anyio.sleep(STEP_SECONDS)
+        assert longest <= 4 * REQUEST / RATE
 
 
 async def test_changed_rates_of_a_tenant_apply_at_once():
