@@ -4,7 +4,7 @@ import threading
 import time
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from types import BuiltinFunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import anyio
@@ -102,7 +102,9 @@ class Producer:
         if loop is not None:
             attributes = getattr(loop, "__dict__", {})
             runs = (attributes, None) if "_thread_id" in attributes else (loop.is_running, threading.get_ident())
-            self._own_streams = (*runs, self._clock, life.batches, fork_count(), self._clock is time.monotonic)
+            # A test may replace the function. Then the coarse clock of the system does not move with it.
+            is_systems = self._clock is time.monotonic and isinstance(self._clock, BuiltinFunctionType)
+            self._own_streams = (*runs, self._clock, life.batches, fork_count(), is_systems)
         return self
 
     async def __aexit__(

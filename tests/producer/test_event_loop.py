@@ -42,6 +42,39 @@ def test_asyncios_own_clock_is_read_without_its_wrapper():
     assert asyncio.run(clock())
 
 
+def test_the_clock_of_one_loop_may_be_replaced():
+    async def clock() -> bool:
+        loop: Any = asyncio.get_running_loop()
+        loop.time = lambda: 5.0
+        replaced = running_clock()
+        del loop.time
+        return replaced() == 5.0
+
+    assert asyncio.run(clock())
+
+
+def test_a_put_sees_each_step_of_a_clock_that_replaces_the_systems(monkeypatch):
+    """With the kernels a put reads the system's own clock less often than once a record."""
+    ahead = 0.0
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ahead)
+
+    async def put() -> bool:
+        nonlocal ahead
+        config = Config(record_ttl_ms=5_000.0)
+        transport = FakeTransport(FakeKinesis({"orders": 1}, enforce_limits=False))
+        async with Producer(config, transport=transport) as producer:
+            assert (await producer.put_nowait("orders", partition_key="k", data=b"x")).successful
+            _ = producer.put_nowait("orders", partition_key="k", data=b"x")
+            await anyio.sleep(0.01)
+            # Waits for others, with the kernels.
+            _ = producer.put_nowait("orders", partition_key="k", data=b"x")
+            ahead += 60.0
+            return (await producer.put_nowait("orders", partition_key="k", data=b"x")).successful
+
+    assert asyncio.run(put())
+
+
 def test_a_sleeping_producer_does_not_run_in_a_busy_loop_on_uvloop():
     uvloop = pytest.importorskip("uvloop")
 
