@@ -9,6 +9,7 @@ import pytest
 
 from kpl_core import BufferFull, Delivery
 from kpl_core.hooks import Fact
+from kpl_core.pipeline.open_record import BATCH
 from kpl_core.pipeline.send_queue import SendQueue
 from kpl_core.producer import delivery as delivery_module, producer as module
 from kpl_core.records.kinesis_record import KinesisRecord
@@ -50,7 +51,7 @@ async def test_all_records_are_delivered_in_the_order_of_their_key():
         assert numbers == sorted(numbers)
 
 
-@pytest.mark.parametrize("count", [1, 2, 63, 64, 65])
+@pytest.mark.parametrize("count", [1, 2, BATCH - 1, BATCH, BATCH + 1])
 async def test_no_record_leaves_after_it_is_due(count):
     transport = unmetered(4, latency_seconds=0.0)
     async with producer(transport, record_max_buffered_time_ms=1_000 * BUFFERED_SECONDS) as shop:
