@@ -81,9 +81,14 @@ class TenantQuota:
             if rate != before:
                 self._bucket.set_rate(index, rate, now, capacity=self._capacity(rate))
         self._rates = rates
-        # The larger one of both rates.
-        in_force = max(most / rate for (_, most), rate in zip(self._metered, rates, strict=True))
-        self.slowdown = 1.0 / max(1.0 / in_force, self.claimable_part)
+        self.plan_with(self.claimable_part)
+
+    def plan_with(self, claimable_part: float) -> None:
+        """Plan waits with this part of the tenant's rates from now on, if it is more than the part in force."""
+        self.claimable_part = claimable_part
+        # Of the larger one of both rates.
+        in_force = max((most / rate for (_, most), rate in zip(self._metered, self._rates, strict=True)), default=1.0)
+        self.slowdown = 1.0 / max(1.0 / in_force, claimable_part)
         self._planned = self.slowdown / in_force
 
     def keep_until(self, at: float, now: float, *, booked_seconds: float) -> None:

@@ -175,6 +175,8 @@ class SharedQuotas:
             if now - each.active_at > self._idle_seconds:
                 self._idle[tenant_id] = self._active.pop(tenant_id)
             else:
+                # It changes without the share: the store fails, or other processes begin with this tenant.
+                each.quota.plan_with(self._worker.claimable_part(tenant_id))
                 usages[tenant_id] = Usage(each.limit, each.offered())
         return usages
 

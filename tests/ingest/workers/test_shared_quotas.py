@@ -206,6 +206,21 @@ async def test_a_retry_time_does_not_count_on_the_share_before_the_lease():
         assert longest <= 4 * REQUEST / RATE
 
 
+async def test_in_an_outage_of_the_store_waits_are_planned_with_the_part_in_force(monkeypatch):
+    """The part stays as it is, so nothing else tells the quota that it will get no more."""
+    async with workers(2) as found:
+        offers = [2 * RATE, RATE / 50]
+        await load(found, offers, 5.0)
+        quota = found[1].accounts.of(TENANT).quota
+        assert quota is not None
+        assert quota.seconds_for(REQUEST, 0) == pytest.approx(2 * REQUEST / RATE, rel=0.1)
+        monkeypatch.setattr(MemoryStore, "read", Away.read)
+        await load(found, offers, 10.0)
+        in_force = quota._rates[0]  # noqa: SLF001 - in force
+        assert in_force < 0.2 * RATE
+        assert quota.seconds_for(REQUEST, 0) == pytest.approx(REQUEST / in_force)
+
+
 async def test_changed_rates_of_a_tenant_apply_at_once():
     slower = Tenant(id="t", records_per_second=RATE / 10, burst_seconds=BURST_SECONDS)
     async with workers(2) as found:
