@@ -115,7 +115,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as all loops call it
         """Start the timer of the first head."""
-        self.server.shared.connections.add(self)
+        self.server.add(self)
         self.transport = transport
         self.flow = ConnectionFlow(transport)
         self.scope_of_all = connection_scope(transport, self.server.root_path)

@@ -34,7 +34,8 @@ _LAST_ANSWERS_SECONDS: Final = 5
 class ServerPort:
     """What a connection uses of the server that has accepted it."""
 
-    __slots__ = ("app_state", "application", "keep_alive_seconds", "most_connections", "root_path", "shared")
+    __slots__ = ("_is_surplus", "app_state", "application", "keep_alive_seconds", "most_connections", "root_path",
+                 "shared")  # fmt: skip
 
     def __init__(
         self,
@@ -55,6 +56,13 @@ class ServerPort:
         # Of all connections: the open ones, whose `shutdown` is called at the end; the tasks that the server then waits
         # for; how many answers were sent; and the server's header fields, a new list once a second.
         self.shared: Any = server_state
+        self._is_surplus = False
+
+    def add(self, connection: object) -> None:
+        """Count a connection, which has just been made. One above the limit does not take the place of another."""
+        connections = self.shared.connections
+        connections.add(connection)
+        self._is_surplus = self.most_connections is not None and len(connections) > self.most_connections
 
     def answered(self) -> int:
         """Return how many answers all connections have sent."""
@@ -68,12 +76,14 @@ class ServerPort:
         return task
 
     def is_full(self, http_2_requests: int) -> bool:
-        """Return True if there are more connections than there may be, or as many requests of HTTP/1.1.
+        """Return True if this connection is above the limit, or if as many requests of HTTP/1.1 run as there may be.
 
         `http_2_requests` is how many tasks are those of HTTP/2, which have bounds of their own.
         """
         most, shared = self.most_connections, self.shared
-        return most is not None and (len(shared.connections) > most or len(shared.tasks) - http_2_requests >= most)
+        return most is not None and (
+            (self._is_surplus and len(shared.connections) > most) or len(shared.tasks) - http_2_requests >= most
+        )
 
 
 class QuietServer(uvicorn.Server):

@@ -96,11 +96,11 @@ def protocol_of(gateway: IngestGateway) -> Any:
     return GatewayConnection.for_gateway(gateway, load_settings(max_header_bytes=10_000))
 
 
-def line_to(gateway: IngestGateway, kind: Any = None, **options: Any) -> Line:
+def line_to(gateway: IngestGateway, kind: Any = None, state: ServerState | None = None, **options: Any) -> Line:
     kind = kind or protocol_of(gateway)
     config = uvicorn.Config(gateway, http=kind, lifespan="off", ws="none", log_config=None, access_log=False, **options)
     config.load()
-    wire, made = Wire(), kind(config=config, server_state=ServerState(), app_state={})
+    wire, made = Wire(), kind(config=config, server_state=state or ServerState(), app_state={})
     made.connection_made(wire)
     assert isinstance(made, GatewayConnection)
     return Line(wire, made)
@@ -212,11 +212,14 @@ class TestOneConnection:
     async def test_connections_above_the_limit_get_503(self):
         async with gateway_of(kinesis(), tenants()) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
-            line = line_to(gateway, limit_concurrency=1)
-            await line.hear(ASKED["one"])
-            line.protocol.server.shared.connections.add(line_to(gateway).protocol)
-            await line.hear(ASKED["one"])
-            assert line.wire.said.count(b"HTTP/1.1 503") == 1
+            kind, state = protocol_of(gateway), ServerState()
+            first = line_to(gateway, kind, state, limit_concurrency=1)
+            await first.hear(ASKED["one"])
+            second = line_to(gateway, kind, state, limit_concurrency=1)
+            for line in (first, second, first):
+                await line.hear(ASKED["one"])
+            assert second.wire.said.count(b"HTTP/1.1 503") == 1
+            assert first.wire.said.count(b"HTTP/1.1 202") == 3
 
     async def test_a_client_that_does_not_read_its_answers_waits_until_it_does(self):
         async with gateway_of(kinesis(), tenants()) as gateway:

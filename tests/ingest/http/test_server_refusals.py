@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kpl_integrations.ingest.admission.refusals import REFUSALS, SERVER_REFUSALS, Refusal
-from tests.ingest.http2.scene import AS_JSON, PATH, in_virtual_time, talking
+from tests.ingest.http2.scene import AS_JSON, PATH, Talk, in_virtual_time, talking
 from tests.ingest.served import connected, served, spoken
 from tests.support.gateway_scene import gateway_of, kinesis
 from tests.support.http2_frames import DATA, frames_of, heads, request
@@ -112,14 +112,14 @@ async def test_bytes_that_are_no_request_do_not_get_the_id_of_the_request_before
 
 @in_virtual_time
 async def test_a_server_with_too_many_connections_says_over_http_2_when_to_come_back():
-    async with talking() as (scene, talk):
-        await talk.ask("GET", "/livez")
+    async with talking() as (scene, _):
         scene.server.connections.update(range(100_000))
-        talk.write(request(3, "GET", "/livez", ("x-request-id", "mine")))
+        talk = Talk(scene)
+        talk.write(talk.client.say() + request(1, "GET", "/livez", ("x-request-id", "mine")))
         await asyncio.sleep(0.1)
-        fields = heads(talk.wire.said)[3]
+        fields = heads(talk.wire.said)[1]
         assert (fields[":status"], fields["retry-after"], fields["x-request-id"]) == ("503", "1", "mine")
-        body = next(payload for kind, _, stream, payload in frames_of(talk.wire.said) if (kind, stream) == (DATA, 3))
+        body = next(payload for kind, _, stream, payload in frames_of(talk.wire.said) if (kind, stream) == (DATA, 1))
         assert (json.loads(body)["code"], json.loads(body)["request_id"]) == (REFUSALS[Refusal.BUSY].code, "mine")
 
 

@@ -98,11 +98,17 @@ async def test_a_request_whose_body_does_not_come_is_asked_to_come_back_at_the_e
 
 async def test_connections_and_requests_above_the_limit_are_answered_503():
     async with served(gateway_of(kinesis(), max_connections=2)) as server, contextlib.AsyncExitStack() as stack:
-        stack.callback((await connected(server)).writer.close)
+        first = await connected(server)
+        stack.callback(first.writer.close)
         last = LIVE.replace(b"host: x", b"host: x\r\nconnection: close")
         assert (await spoken(server, last)).startswith(b"HTTP/1.1 200")
         stack.callback((await connected(server)).writer.close)
-        said = await spoken(server, LIVE)
+        third = await connected(server)
+        stack.callback(third.writer.close)
+        # The third one does not take the place of another.
+        assert await first.status(LIVE) == 200
+        third.writer.write(LIVE)
+        said = await asyncio.wait_for(third.reader.read(), 10)
         assert said.startswith(b"HTTP/1.1 503")
         assert b"connection: close" in said
 
