@@ -67,6 +67,8 @@ class RequestCycle:
         self._has_started = self._has_ended = False
         # The head of the answer, until the first part of its body (ASGI: not before).
         self._head: ResponseHead | None = None
+        # The part of the body that waits for a client which does not read.
+        self._unsent: Message | None = None
         # How many bytes of the answer's body are to come, if that is known.
         self._bytes_left: int | None = None
 
@@ -122,7 +124,8 @@ class RequestCycle:
     async def run(self, application: Any, scope: Scope, refusals: ServerRefusals) -> None:  # noqa: ANN401 - ASGI's
         """Let the application answer. If its answer stays incomplete, log that, and answer 500 or break it off.
 
-        The server cancels this when its time to shut down is over. Then the answer is 503.
+        The server cancels this when its time to shut down is over. Then the answer is 503, unless there is one that
+        waits for its client.
         """
         try:
             await application(scope, self.receive, self.send)
@@ -131,7 +134,9 @@ class RequestCycle:
         except Exception:  # noqa: BLE001 - an application may raise anything
             _log.exception("Exception in ASGI application; request_id=%s", request_id_of_scope(scope).decode())
         except asyncio.CancelledError:
-            if not (self._has_started or self.disconnected):
+            if self._unsent is not None and not self.disconnected:
+                self._send_body(self._unsent.get("body", b""), more_body=self._unsent.get("more_body", False))
+            elif not (self._has_started or self.disconnected):
                 request_id = request_id_of_scope(scope)
                 answer = refusals.answer(Refusal.DRAINING, request_id)
                 self._start(answer.status, [(REQUEST_ID_HEADER, request_id), *answer.headers()])
@@ -179,26 +184,29 @@ class RequestCycle:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def send(self, message: Message) -> None:
-        """Send the start or a part of the answer, once the client has taken what was sent.
+        """Keep the start of the answer for its first part, or send a part once the client has taken what was sent.
 
         Raises:
             RuntimeError: it is not the time for this message, a header field is invalid, or the answer has another
                 length than its Content-Length.
         """
-        # A complete answer waits for its client without the application.
-        writable = None if self.disconnected or self.response_complete else self.writable()
-        if writable is not None:
-            await writable
         if self.disconnected:
             return
         expected = "http.response.body" if self._has_started else "http.response.start"
         if message["type"] != expected or self._has_ended:
             detail = f"the application sent {message['type']!r}, and the next message is {expected!r}"
             raise RuntimeError(detail)
-        if self._has_started:
-            self._send_body(message.get("body", b""), more_body=message.get("more_body", False))
-        else:
+        if not self._has_started:
             self._start(message["status"], message.get("headers", ()))
+            return
+        # A complete answer waits for its client without the application.
+        writable = None if self.response_complete else self.writable()
+        if writable is not None:
+            self._unsent = message
+            await writable
+            self._unsent = None
+        if not self.disconnected:
+            self._send_body(message.get("body", b""), more_body=message.get("more_body", False))
 
     def _start(self, status: int, headers: Iterable[Header]) -> None:
         fields, length = [], None

@@ -187,6 +187,23 @@ async def test_the_time_of_a_pause_does_not_count_for_an_idle_connection():
     connection.connection_lost(None)
 
 
+@pytest.mark.parametrize("bodies", [(b"ab",), (b"a", b"b")])
+async def test_at_the_end_of_the_server_an_answer_that_waits_for_its_client_stays_the_answer(bodies):
+    """Its records are accepted, and 503 asks the client to send them again."""
+    connection, wire = connect(answer(*bodies, headers=LENGTH_2))
+    connection.pause_writing()
+    connection.data_received(GET)
+    await asyncio.sleep(1)
+    assert wire.writes == []
+    for task in connection.server.shared.tasks:
+        task.cancel()
+    await asyncio.sleep(1)
+    assert wire.writes == [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n" + bodies[0]]
+    assert wire.closed is (len(bodies) > 1)
+    assert connection.refusals._tally.answers == {}  # noqa: SLF001 - of no gateway
+    connection.connection_lost(None)
+
+
 async def test_a_slow_request_is_not_idle():
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(30)
