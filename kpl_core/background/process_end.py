@@ -198,8 +198,29 @@ class Intake:
         return not self.is_stopped
 
 
-# A list of references, because threads add to it while others read it: a WeakSet would raise then.
-_listeners: Final[list["weakref.ref[ProcessListener]"]] = []
+class WeakList(Generic[T]):
+    """Objects, for as long as they are referenced. Threads may add one while others read: a WeakSet would raise then.
+
+    No reference has a callback that removes it. Before CPython 3.12 the garbage collector may run while a list is
+    copied, and what is removed from the list then is freed twice.
+    """
+
+    def __init__(self) -> None:
+        self._references: list[weakref.ref[T]] = []
+
+    def add(self, item: T) -> None:
+        """Add an object, and forget those that are gone."""
+        for gone in [each for each in tuple(self._references) if each() is None]:
+            with contextlib.suppress(ValueError):  # another thread has
+                self._references.remove(gone)
+        self._references.append(weakref.ref(item))
+
+    def referenced(self) -> list[T]:
+        """Return the objects that are still referenced, in the order in which they were added."""
+        return [each for reference in tuple(self._references) if (each := reference()) is not None]
+
+
+_listeners: Final = WeakList[ProcessListener]()
 # Senders of the parent: a child must not close their sockets and selectors, so they are never collected.
 _of_the_parent: Final[list[object]] = []
 _paused: Final[list[Callable[[], object]]] = []
@@ -211,7 +232,7 @@ _spent_seconds = 0.0
 def listen(listener: ProcessListener) -> None:
     """Tell `listener` of the end of the process and of forks, for as long as it is referenced."""
     if listener not in all_listeners():
-        _listeners.append(weakref.ref(listener, _listeners.remove))
+        _listeners.add(listener)
     watch_uvicorn()
 
 
@@ -222,7 +243,7 @@ def keep_for_parent(sender: object) -> None:
 
 def all_listeners() -> list[ProcessListener]:
     """Return the listeners that are still referenced."""
-    return [each for reference in tuple(_listeners) if (each := reference()) is not None]
+    return _listeners.referenced()
 
 
 def begin_last_flushes(share: float = 1.0, seconds: float | None = None) -> list[Wait]:

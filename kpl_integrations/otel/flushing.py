@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Protocol
@@ -17,7 +16,7 @@ from opentelemetry._logs import get_logger_provider
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import get_tracer_provider
 
-from kpl_core.background.process_end import ProcessListener, begin_working, listen
+from kpl_core.background.process_end import ProcessListener, WeakList, begin_working, listen
 from kpl_integrations.otel.options import ExporterOptions, Signal
 from kpl_integrations.otel.sender import ExportCounts
 
@@ -67,13 +66,12 @@ class _GlobalProviders(ProcessListener):
     flushes_at_sigterm = False
 
     def __init__(self) -> None:
-        # No WeakSet: threads may add to it while another one reads it.
-        self._exporters: list[weakref.ref[FlushedExporter]] = []
+        self._exporters: WeakList[FlushedExporter] = WeakList()
         listen(self)
 
     def add(self, exporter: FlushedExporter) -> None:
         """Flush this exporter too, for as long as it is referenced."""
-        self._exporters.append(weakref.ref(exporter, self._exporters.remove))
+        self._exporters.add(exporter)
         # With this variable, reading the provider before it is set would set an empty one. The first export reads it.
         if _VARIABLES[exporter.signal] not in os.environ:
             self.confirm_flushes(exporter.signal)
@@ -81,15 +79,14 @@ class _GlobalProviders(ProcessListener):
     @property
     def open_count(self) -> int:
         """Return how many exporters are not shut down."""
-        return sum(not each.is_closed for reference in tuple(self._exporters) if (each := reference()) is not None)
+        return sum(not each.is_closed for each in self._exporters.referenced())
 
     def confirm_flushes(self, signal: Signal) -> None:
         """Let the global provider's `force_flush` wait for all exporters of `signal`, once it is set."""
         confirm_flushes(_PROVIDERS[signal](), signal, lambda: self._open(signal))
 
     def _open(self, signal: Signal) -> list[FlushedExporter]:
-        exporters = [reference() for reference in tuple(self._exporters)]
-        return [each for each in exporters if each is not None and each.signal == signal and not each.is_closed]
+        return [each for each in self._exporters.referenced() if each.signal == signal and not each.is_closed]
 
     def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object] | None:
         """Start with all signals at once, each within `seconds`, or `share` of its exporters' shutdown timeout."""

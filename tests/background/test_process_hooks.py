@@ -1,6 +1,7 @@
 """The hooks of a process that ends: SIGTERM, after which an application's own handler still runs, and uvicorn."""
 
 import asyncio
+import gc
 import logging
 import math
 import re
@@ -17,6 +18,7 @@ from kpl_core import BlockingProducer, Config, ConfigError
 from kpl_core.background.process_end import (
     NOT_ADMITTED,
     ProcessListener,
+    WeakList,
     begin_last_flushes,
     listen,
     watch_uvicorn,
@@ -389,3 +391,25 @@ def test_a_uvicorn_that_is_imported_after_the_producer_started_is_hooked(monkeyp
         monkeypatch.setitem(sys.modules, "uvicorn.server", SimpleNamespace(Server=Server))
         assert orders.put("orders", partition_key="k", data=b"x").result(30).successful
         assert getattr(Server, "kpl_flushes", False)
+
+
+class Owner:
+    """An object in a cycle, which only the garbage collector ends."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_listeners_may_be_collected_while_their_list_is_copied():
+    """With a callback that removed them, CPython 3.11 crashed: it collects while it copies."""
+    owners, before = WeakList[Owner](), gc.get_threshold()
+    gc.set_threshold(3, 1, 1)
+    try:
+        for number in range(500):
+            owners.add(Owner())
+            if number % 5 == 0:
+                assert len(owners.referenced()) <= number + 1
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert owners.referenced() == []
