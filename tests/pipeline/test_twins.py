@@ -8,6 +8,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from asyncio import _set_running_loop
 from collections.abc import Callable
 from random import Random
 from threading import get_ident
@@ -64,13 +65,15 @@ class Twin:
         self.in_flight: list[PutRecordsRequest] = []
         self.handles: list[Delivery | Deliveries] = []
         self.put_count = 0
-        # What the put method looks at. No loop runs here.
+        # What the put method looks at. This stands for the loop that runs.
+        this: Any = self
+        _set_running_loop(this)
         streams = {STREAM: self.pipeline}
         batches = {} if self.pipeline.entrance is None else {STREAM: self.pipeline.entrance}
         self.producer: Any = SimpleNamespace(
             _own_streams=(lambda: True, get_ident(), self.clock, batches, fork_count(), False),
             _open=streams,
-            _asyncio_loop=None,
+            _asyncio_loop=self,
             _clock=self.clock,
             _wake=lambda _stream: None,
         )
