@@ -295,8 +295,9 @@ class WorkersStory:
                 return
             store = chance.choice(list(self.gateways[0].stores.values()))
             if self.store_fault == "a cut":
-                link = chance.choice(self.links())
-                link.is_cut = not link.is_cut
+                # None while all workers are being replaced.
+                for link in chance.sample(links := self.links(), min(1, len(links))):
+                    link.is_cut = not link.is_cut
             elif self.store_fault == "a store that loses its last writes":
                 store.remember()
                 await asyncio.sleep(chance.uniform(0.05, 0.5))
