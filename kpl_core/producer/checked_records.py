@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from msgspec import structs
+
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.pipeline.open_record import PAIR, plain_until
 from kpl_core.records.hash_key import are_explicit_hash_keys, parse_explicit_hash_key
@@ -36,6 +38,8 @@ def checked_records(
         message = f"records must be an iterable of pairs or of UserRecords, not {type(records).__name__}"
         raise TypeError(message)
     checked: list[Any] = list(records)
+    if checked and type(checked[0]) is UserRecord:
+        checked = [_as_pair(record) for record in checked]
     # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
     index, size_bytes = plain_until(checked, 0, PAIR, max_record_bytes)
     while index < len(checked):
@@ -49,10 +53,19 @@ def checked_records(
     return checked, size_bytes
 
 
+def _as_pair(record: Any) -> Any:  # noqa: ANN401 - whatever a caller gave
+    """Return a user record of key and data as a pair, which is put together with others; anything else as it is."""
+    if type(record) is not UserRecord:
+        return record
+    key, data, explicit_hash_key, flow, tier, metadata = structs.astuple(record)
+    is_plain = explicit_hash_key is None and flow is None and metadata is None and tier == "normal"
+    return (key, data) if is_plain else record
+
+
 def _checked(record: object, max_record_bytes: int) -> tuple[Puttable, int]:
     if isinstance(record, UserRecord):
         size_bytes = check_user_record(record, max_record_bytes=max_record_bytes)
-        return with_bytes(record), size_bytes
+        return _as_pair(with_bytes(record)), size_bytes
     if isinstance(record, tuple) and len(record) == PAIR:
         pair = record[0], as_bytes(record[1])
         return pair, checked_size(pair, max_record_bytes)

@@ -87,6 +87,19 @@ def test_keys_that_the_router_does_not_remember_are_put_in_c(new_loop, in_python
         runner.run(main())
 
 
+@pytest.mark.parametrize("first", [UserRecord("first", b"x"), ("first", b"x")])
+def test_user_records_of_key_and_data_are_put_together(first, new_loop, in_python):
+    async def main() -> None:
+        async with Producer(Config(), transport=unmetered(2)) as producer:
+            deliveries = await producer.put_many(STREAM, [first, *(UserRecord(key, b"x") for key in KEYS)])
+            assert not in_python
+            await producer.flush()
+            assert [delivery.result().successful for delivery in deliveries] == [True] * (PUTS + 1)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
 def test_a_put_while_the_loop_stands_still_waits_in_the_inbox(new_loop):
     """The method in C knows the thread of a loop, and must see that it does not run."""
     producer, opened, end = Producer(Config(), transport=unmetered(1)), asyncio.Event(), asyncio.Event()
