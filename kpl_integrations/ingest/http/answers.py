@@ -131,7 +131,10 @@ class Problem(
     ) = None
     error_count: Annotated[int, msgspec.Meta(description="the number of all problems")] | None = None
     records: (
-        Annotated[list[RecordAnswer], msgspec.Meta(description="if no record was delivered: the result of each record")]
+        Annotated[
+            list[RecordAnswer],
+            msgspec.Meta(description="if no record is known to be delivered: the result of each record"),
+        ]
         | None
     ) = None
     violated_policies: (
@@ -145,7 +148,7 @@ class Problem(
 
 # Of accepted requests
 
-# The answer if no record was delivered or kept: that of the first row whose code any record has.
+# The answer if no record is known to be delivered, and none is kept: that of the first row whose code any record has.
 NOTHING_DELIVERED: Final[tuple[tuple[str, Refusal], ...]] = (
     (SHUTDOWN, Refusal.DRAINING),
     # Sent, but not answered before the gateway ended. A retry may duplicate it, which is better than losing it.
@@ -227,7 +230,7 @@ def delivered_answer(
     """Return the answer for these results.
 
     Raises:
-        Refused: no record was delivered, and none is kept.
+        Refused: no record is known to be delivered, and none is kept.
     """
     delivered = sum([result.successful for result in results])
     kept = 0 if delivered == len(results) else sum(result.kept is not None for result in results)
@@ -270,7 +273,8 @@ def _nothing_delivered(results: Sequence[RecordResult], answers: list[RecordAnsw
     codes = {result.error_code for result in results}
     refusal = next((refusal for code, refusal in NOTHING_DELIVERED if code in codes), Refusal.NOT_DELIVERED)
     first = next(result for result in results if not result.successful)
-    detail = f"none of the {len(results)} records was delivered; the first ended with {first.error_code}"
+    # Kinesis may have stored records of an attempt whose answer did not arrive.
+    detail = f"none of the {len(results)} records is known to be delivered; the first ended with {first.error_code}"
     return Refused(refusal, detail, extensions={"records": answers})
 
 

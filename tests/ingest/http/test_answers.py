@@ -9,7 +9,7 @@ import pytest
 
 from kpl_core import Deliveries, Delivery, decode
 from kpl_core.records.outcome import Outcome
-from kpl_core.testing import ErrorAnswer, RecordError, When
+from kpl_core.testing import BadBody, ErrorAnswer, RecordError, When
 from kpl_integrations.ingest.http.answers import all_delivered, delivered_answer, record_answers
 from kpl_integrations.ingest.tenants import Tenant
 from tests.support.gateway_scene import (
@@ -235,3 +235,14 @@ async def test_the_answer_by_kinesis_record_is_that_by_record(count):
     assert all_delivered(deliveries) is None
     failed.settle(shard_id="shardId-0")
     assert all_delivered(Deliveries.of([Delivery(failed, 0)])) is None
+
+
+async def test_records_that_may_be_stored_are_not_said_to_be_undelivered():
+    """Kinesis stores the records and its answer is cut; then the breaker opens."""
+    transport = kinesis()
+    async with open_gateway(transport) as gateway:
+        transport.kinesis.faults.add(BadBody(), When(operation="PutRecords"))
+        answer = await Client(gateway).post(records(3), ack="delivered")
+        assert answer.status in {503, 504}
+        assert answer.json()["detail"].startswith("none of the 3 records is known to be delivered; ")
+        assert len(stored(transport)) >= 3

@@ -44,11 +44,11 @@ class Heard:
             self.delivered += stored if results else []
             self.unknown += [data[index] for index in failed]
             return True
-        title = answer.json()["title"]
+        problem = answer.json()
         if tenant == "quiet":
-            self.titles[title] += 1
-        if answer.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
-            # It was accepted, and not delivered in time.
+            self.titles[problem["title"]] += 1
+        if "records" in problem or answer.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+            # It was accepted, and none is known to be delivered: Kinesis may have stored what it did not answer.
             self.unknown += data
         return False
 

@@ -41,18 +41,19 @@ MOST_OF_RATE = 0.7
 LAST_SECONDS = 5.0
 # A tenant that sends only after the last fault.
 LATE, LATE_RATE = "late", 100.0
-CRASHES, SLOW_SUPERVISOR = "crashes", "slow supervisor"
+CRASHES, SLOW_SUPERVISOR, CUT = "crashes", "slow supervisor", "a cut"
 # Of calls of the store, with bounds for an interval of 5 s; and of the store, for any interval.
 _OF_CALLS: Final = ("slow answers", "lost requests", "lost answers", "late calls")
-_OF_STORE: Final = ("refused writes", "a store that loses its last writes", "flush and garbage", "a cut")
+_OF_STORE: Final = ("refused writes", "a store that loses its last writes", "flush and garbage", CUT)
 
 
 def kind_of(store_fault: str | None, *, has_pauses: bool) -> Kind:
-    """Return the bounds of a run: those of each of its faults."""
+    """Return the bounds of a run: those of each of its faults. A cut lasts as long as the run, so its time has none."""
     names = ["no fault", *([store_fault] if store_fault else []), *(["pauses longer than a lease"] * has_pauses)]
     kinds = [KINDS[name] for name in names]
     return kinds[-1]._replace(
-        most_rate=max(each.most_rate for each in kinds), longest=max(each.longest for each in kinds)
+        most_rate=max(each.most_rate for each in kinds),
+        longest=math.inf if store_fault == CUT else max(each.longest for each in kinds),
     )
 
 
@@ -294,7 +295,7 @@ class WorkersStory:
             if world.now() >= self.until:
                 return
             store = chance.choice(list(self.gateways[0].stores.values()))
-            if self.store_fault == "a cut":
+            if self.store_fault == CUT:
                 # None while all workers are being replaced.
                 for link in chance.sample(links := self.links(), min(1, len(links))):
                     link.is_cut = not link.is_cut
