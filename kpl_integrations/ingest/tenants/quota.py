@@ -62,14 +62,10 @@ class TenantQuota:
         # Called once before the next offer is counted.
         self.woken: Callable[[], object] | None = None
         self._bucket = (
-            TokenBucket([(rate, self._capacity(rate)) for rate in self._rates], now=-math.inf)
+            TokenBucket([(rate, _capacity(rate, self._saved_seconds)) for rate in self._rates], now=-math.inf)
             if self._metered
             else None
         )
-
-    def _capacity(self, rate: float) -> float:
-        # At least 1: with a capacity below the cost of the smallest request the bucket would always be in debt.
-        return max(1.0, rate * self._saved_seconds)
 
     def set_rates(self, records_per_second: float, bytes_per_second: float, now: float) -> None:
         """Set this process's rates from now on; ignore a rate that the tenant has no limit for."""
@@ -79,7 +75,7 @@ class TenantQuota:
         rates = tuple(given[name] for name, _ in self._metered)
         for index, (rate, before) in enumerate(zip(rates, self._rates, strict=True)):
             if rate != before:
-                self._bucket.set_rate(index, rate, now, capacity=self._capacity(rate))
+                self._bucket.set_rate(index, rate, now, capacity=_capacity(rate, self._saved_seconds))
         self._rates = rates
         self.plan_with(self.claimable_part)
 
@@ -91,15 +87,12 @@ class TenantQuota:
         self.slowdown = 1.0 / max(1.0 / in_force, claimable_part)
         self._planned = self.slowdown / in_force
 
-    def keep_until(self, at: float, now: float, *, booked_seconds: float) -> None:
+    def keep_until(self, at: float, now: float) -> None:
         """Save up to one second of the rates until then, for a client that waits for its retry time until `at`.
 
         With a shorter burst such a client would get the burst of each second that it waits, and the rest would be
-        lost. It is not needed while the retry times of all clients use the rate for the whole second anyway.
+        lost. The same holds for many clients: those that were refused together come back together.
         """
-        if booked_seconds > _KEPT_SECONDS:
-            self._kept_until = now
-            return
         self._kept_until = max(self._kept_until, at)
         self._save(max(self._burst_seconds, _KEPT_SECONDS), now)
 
@@ -107,7 +100,7 @@ class TenantQuota:
         if seconds != self._saved_seconds and self._bucket is not None:
             self._saved_seconds = seconds
             for index, rate in enumerate(self._rates):
-                self._bucket.set_rate(index, rate, now, capacity=self._capacity(rate))
+                self._bucket.set_rate(index, rate, now, capacity=_capacity(rate, self._saved_seconds))
 
     def offer(self, records: int, size_bytes: int) -> None:
         """Count a request's records and bytes before it is accepted or rejected."""
@@ -125,13 +118,14 @@ class TenantQuota:
     def spare_seconds(self, records: int, size_bytes: int, now: float) -> float:
         """Return how many seconds of the planned rates a request of this size leaves; infinite without rates.
 
-        A rate whose burst is saved up, but for this request or a quarter, does not count: its tokens would be lost.
+        A rate whose burst is saved up, but for this request or a quarter, does not count: its tokens would be lost if
+        no client waited for them, and kept for long they would leave in one burst.
         """
         self._drop_kept(now)
         spare = math.inf
         tokens = () if self._bucket is None else self._bucket.tokens(now)
         for left, cost, rate in zip(tokens, self._costs(records, size_bytes), self._rates, strict=True):
-            capacity = self._capacity(rate)
+            capacity = _capacity(rate, self._burst_seconds)
             if left < capacity - min(cost, _NEARLY_FULL * capacity):
                 spare = min(spare, self._planned * (left - cost) / rate)
         return spare
@@ -178,3 +172,8 @@ class TenantQuota:
 
     def _costs(self, records: int, size_bytes: int) -> tuple[float, ...]:
         return tuple(records if name == "records" else size_bytes for name, _ in self._metered)
+
+
+def _capacity(rate: float, seconds: float) -> float:
+    # At least 1: with a capacity below the cost of the smallest request the bucket would always be in debt.
+    return max(1.0, rate * seconds)

@@ -73,12 +73,13 @@ def per_second(accepted: list[float], begin: float, end: float) -> float:
 
 
 @pytest.mark.parametrize("burst_seconds", [0.1, 0.25, 1.0])
-@pytest.mark.parametrize("clients", [1, 5, 20])
+@pytest.mark.parametrize("clients", [1, 5, 20, 110, 150, 1_000])
 def test_clients_that_wait_get_the_whole_rate_whatever_its_burst(burst_seconds: float, clients: int) -> None:
-    """Retry-After has whole seconds: with a burst of 0.25 s one client got 33 of 100 records a second, five got 26."""
+    """Retry-After has whole seconds: with a burst of 0.25 s one client got 33 of 100 records a second, 1,000 got 29."""
     accepted, returns = served(burst_seconds=burst_seconds, obedient=clients)
     assert 95 <= per_second(accepted, 5, 60) <= 105
-    assert returns["taken"] >= 0.95 * returns.total()
+    # A client whose request was accepted sends the next one at once, and may take the place of one that waited.
+    assert returns["taken"] >= (0.95 if clients <= 20 else 0.7) * returns.total()
     # One second's worth at once, and one second of the rate.
     assert max(per_second(accepted, second, second + 1) for second in range(59)) <= 2 * RATE
 
@@ -126,22 +127,23 @@ def test_clients_that_wait_find_room_after_the_rate_has_risen() -> None:
     assert returned[True] >= 0.95 * returned.total()
 
 
-def test_clients_that_wait_beside_one_that_does_not_wait_take_no_more_than_the_rate() -> None:
-    accepted, _ = served(burst_seconds=0.25, obedient=3, impatient=1)
+@pytest.mark.parametrize("clients", [3, 110, 300])
+def test_clients_that_wait_beside_one_that_does_not_wait_take_no_more_than_the_rate(clients: int) -> None:
+    accepted, _ = served(burst_seconds=0.25, obedient=clients, impatient=1)
     assert 95 <= per_second(accepted, 5, 60) <= 105
 
 
 def test_tokens_above_the_burst_are_kept_only_while_a_client_may_come_back() -> None:
     quota = TenantQuota(Tenant(id="t", records_per_second=RATE, burst_seconds=0.25))
     assert quota.try_take(25, 0, 0.0) is None
-    quota.keep_until(1.0, 0.0, booked_seconds=0.5)
+    quota.keep_until(1.0, 0.0)
     assert [state.remaining for state in quota.states(1, 0, 0.9)] == [90]
     # Never more than one second's worth.
     assert [state.remaining for state in quota.states(1, 0, 1.0)] == [100]
     assert quota.try_take(100, 0, 1.0) is None
-    quota.keep_until(1.2 + GRACE_SECONDS, 1.2, booked_seconds=0.5)
+    quota.keep_until(1.2 + GRACE_SECONDS, 1.2)
     assert quota.try_take(1, 0, 1.2 + GRACE_SECONDS) is None
-    # Afterwards, or while enough clients wait, the burst is the bound again.
+    # Afterwards the burst is the bound again.
     assert quota.try_take(26, 0, 2.0 + GRACE_SECONDS) is None
     assert quota.try_take(1, 0, 2.0 + GRACE_SECONDS) is not None
 
@@ -151,14 +153,11 @@ def test_slots_are_costed_with_the_rate_in_force() -> None:
     slots.reprice(6.0, 0.0)
     waits = [slots.assign(2.0, ready_in=2.0, now=0.0) for _ in range(2)]
     assert waits == [2, 5]
-    assert slots.booked_seconds(1.5) == pytest.approx(2.7)
     # Two seconds of the low rate are to come in half a second.
     assert slots.is_reserved(1.5, spare_seconds=0.4)
     slots.reprice(1.0, 1.5)
     # At the whole rate they are a third of a second.
     assert not slots.is_reserved(1.5, spare_seconds=0.4)
-    # So there is room before the first one.
-    assert slots.booked_seconds(1.5) == 0.0
     # The times that were given stay.
     assert not slots.is_reserved(2.0)
     slots.take_due(2.0)
