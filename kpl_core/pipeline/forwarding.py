@@ -269,10 +269,9 @@ class Forwarder:
         Otherwise each shard's aggregated record, due at a time of its own, would soon want a request: at a few
         thousand records a second that is most of what they cost. Those that left together are due together again.
         """
-        places = self._send_queue.free_places(now)
         output = self._output
         by = now + output.rules.company_seconds
-        if places > 0 and output.deadlines.next_at <= by:
+        if output.deadlines.next_at <= by and (places := self._send_queue.free_places(now)) > 0:
             self._aggregator.close_due(by, places)
             self.limit_closed(now)
 
