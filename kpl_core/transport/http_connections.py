@@ -252,7 +252,10 @@ class HttpConnections:
         is_tls = url.scheme == "https"
         proxy = self._proxy(url)
         host, port = _host_and_port(url)
-        steps = _Steps(loop, _authority(*_host_and_port(url)))
+        way = _authority(host, port)
+        steps = _Steps(loop, way)
+        if proxy is not None:
+            way += f" through the proxy {_authority(*_host_and_port(proxy))}"
         reader = _Reader(limit=_MAX_HEAD_BYTES, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
@@ -270,9 +273,14 @@ class HttpConnections:
                 if is_tls:
                     steps.note("%s", transport.get_extra_info("ssl_object").version())
         except TimeoutError as error:
-            way = "" if proxy is None else f" through the proxy {_authority(*_host_and_port(proxy))}"
-            message = f"no connection to {_authority(host, port)}{way} within {self._connect_seconds:g} s"
+            message = f"no connection to {way} within {self._connect_seconds:g} s"
             raise TimeoutError(message) from error
+        except ConnectionError as error:
+            if str(error):
+                raise
+            # asyncio says no more if the other end closes the connection during the TLS handshake.
+            message = f"{way} closed the connection during the TLS handshake"
+            raise ConnectionError(message) from error
         return _Connection(sock, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def _socket(self, steps: "_Steps", host: str, port: int) -> socket.socket:
@@ -320,8 +328,8 @@ async def _tunnel(
     """Let an HTTP proxy connect a socket to the target (RFC 9110, section 9.3.6).
 
     Raises:
-        OSError: it refuses, or closes the connection. The message names the proxy without its password.
-        ValueError: its answer is not one of HTTP/1.1.
+        OSError: it refuses, closes the connection, or does not speak HTTP/1.1. The message names the proxy without its
+            password.
     """
     name, authority = _authority(*_host_and_port(proxy)), _authority(*target)
     head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n"
@@ -351,7 +359,11 @@ def _require_tunnel(answer: bytes, proxy: str, target: str) -> None:
     if not is_complete:
         message = f"the proxy {proxy} closed the connection, or sent too much, instead of an answer to CONNECT"
         raise ConnectionError(message)
-    status = parsed_head(head + _END_OF_HEAD).status
+    try:
+        status = parsed_head(head + _END_OF_HEAD).status
+    except ValueError as error:
+        message = f"the proxy {proxy} gave no answer to CONNECT: {error}"
+        raise ConnectionError(message) from error
     if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         is_unknown = status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
         advice = "check user and password in HTTPS_PROXY" if is_unknown else "let it connect there, or set NO_PROXY"
