@@ -20,7 +20,8 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import Pairs, checked_run
 from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool_of_all
-from kpl_core.producer.lifecycle import Lifecycle, OpenGroup, counted
+from kpl_core.producer.lifecycle import Lifecycle, OpenGroup
+from kpl_core.producer.report import counted
 from kpl_core.producer.thread_puts import ThreadPuts
 from kpl_core.records.hash_key import hash_key_digest
 from kpl_core.records.user_record import (

@@ -9,28 +9,25 @@ import math
 import random
 import sys
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 import anyio.lowlevel
 import msgspec
 from anyio.abc import TaskStatus
 
-from kpl_core.durability.breaker_gate import WHOLE_STREAM
-from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
 from kpl_core.errors import ConfigError, ProducerClosed, WrongEventLoop
 from kpl_core.event_loop import running_clock, running_loop
 from kpl_core.hooks import Hook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.pipeline.intake.write_ahead import SpoolState
 from kpl_core.pipeline.open_record import COMPILED, PutBatch
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.capacity_waiters import WaitersByFlow
-from kpl_core.producer.report import ProducerReport
+from kpl_core.producer.report import ProducerReport, counted
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.producer.yield_budget import YieldBudget
 from kpl_core.records.outcome import Outcome
@@ -46,8 +43,6 @@ if TYPE_CHECKING:
     from kpl_core.producer.coordination_driver import CoordinationDriver
     from kpl_core.producer.durable_store import DurableStore
 
-T = TypeVar("T")
-
 _logger = logging.getLogger("kpl_core")
 
 DEFAULT_CLOSE_SECONDS: Final = 30.0
@@ -55,8 +50,6 @@ DEFAULT_CLOSE_SECONDS: Final = 30.0
 FORCE_SHARE: Final = 0.8
 # A slower close is logged: a server may kill the process before the close ends (gunicorn does so, and prints nothing).
 SLOW_CLOSE_SECONDS: Final = 3.0
-# How often a count is repeated that another thread's change interrupted.
-_TRIES: Final = 100
 
 
 class ThreadQueue(Protocol):
@@ -452,17 +445,6 @@ class Lifecycle:
         )
 
 
-def counted(count: Callable[[], T]) -> T:
-    """Return what `count` returns. Call it from any thread: it counts again if the loop added a stream meanwhile."""
-    for _ in range(_TRIES):
-        try:
-            return count()
-        except RuntimeError:
-            # "dictionary changed size during iteration". Counting takes less time than there is between two changes.
-            continue
-    return count()
-
-
 def require_timeout(timeout: float | None) -> None:
     """Check a timeout in seconds; None stands for no limit.
 
@@ -478,23 +460,3 @@ def require_timeout(timeout: float | None) -> None:
     if math.isnan(timeout) or timeout < 0:
         message = f"timeout is {timeout!r} s; it must be 0 or more, or None to wait without a limit"
         raise ValueError(message)
-
-
-def unready_because(
-    state: str,
-    failure: BaseException | None,
-    breakers: Mapping[tuple[str, str], CircuitBreaker],
-    spool: SpoolState | None,
-) -> list[str]:
-    """Return the reasons, each a sentence, to send traffic elsewhere."""
-    reasons = [] if state == "open" else [f"the producer is {state}"]
-    if failure is not None:
-        # Without its text, which may quote what no probe should show.
-        reasons = [f"the producer has failed with {type(failure).__name__}"]
-    for (stream, shard_id), breaker in breakers.items():
-        # One shard in trouble is no reason to send the traffic of the others away.
-        if shard_id == WHOLE_STREAM and breaker.known_state is BreakerState.OPEN:
-            reasons.append(f"the circuit breaker of stream {stream} is open")
-    if spool is not None and (why := spool.unready()) is not None:
-        reasons.append(why)
-    return reasons

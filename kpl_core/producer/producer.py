@@ -19,8 +19,8 @@ from kpl_core.pipeline.open_record import COMPILED, fork_count, put_method
 from kpl_core.producer.checked_records import Puttable, as_user_record, checked_records, puttable
 from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool
 from kpl_core.producer.internal import InternalProducer
-from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
-from kpl_core.producer.report import ProducerReport
+from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle
+from kpl_core.producer.report import ProducerReport, counted, unready_because
 from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.user_record import (
     BytesLike,

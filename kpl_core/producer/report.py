@@ -1,8 +1,18 @@
-"""What a flush or a close says: where every accepted user record is."""
+"""What a producer says of itself: where every accepted user record is, and why it is not ready."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 import msgspec
+
+from kpl_core.durability.breaker_gate import WHOLE_STREAM
+from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
+from kpl_core.pipeline.intake.write_ahead import SpoolState
+
+T = TypeVar("T")
+
+# How often a count is repeated that another thread's change interrupted.
+_TRIES: Final = 100
 
 
 class ProducerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,3 +57,34 @@ class ProducerReport(msgspec.Struct, frozen=True, kw_only=True):
             if count
         )
         return f"{self.accepted:,} accepted: {self.delivered:,} delivered, {failed}{kept}, {self.buffered:,} buffered"
+
+
+def counted(count: Callable[[], T]) -> T:
+    """Return what `count` returns. Call it from any thread: it counts again if the loop added a stream meanwhile."""
+    for _ in range(_TRIES):
+        try:
+            return count()
+        except RuntimeError:
+            # "dictionary changed size during iteration". Counting takes less time than there is between two changes.
+            continue
+    return count()
+
+
+def unready_because(
+    state: str,
+    failure: BaseException | None,
+    breakers: Mapping[tuple[str, str], CircuitBreaker],
+    spool: SpoolState | None,
+) -> list[str]:
+    """Return the reasons, each a sentence, to send traffic elsewhere."""
+    reasons = [] if state == "open" else [f"the producer is {state}"]
+    if failure is not None:
+        # Without its text, which may quote what no probe should show.
+        reasons = [f"the producer has failed with {type(failure).__name__}"]
+    for (stream, shard_id), breaker in breakers.items():
+        # One shard in trouble is no reason to send the traffic of the others away.
+        if shard_id == WHOLE_STREAM and breaker.known_state is BreakerState.OPEN:
+            reasons.append(f"the circuit breaker of stream {stream} is open")
+    if spool is not None and (why := spool.unready()) is not None:
+        reasons.append(why)
+    return reasons
