@@ -155,28 +155,28 @@ static int write_record(OpenRecord *self, const char *head, Py_ssize_t head_byte
     return 0;
 }
 
-/* Append a user record; `explicit` is its explicit hash key or NULL.
+/* Append a user record; without an explicit hash key the text of that is NULL.
    1: appended; 0: it would not stay below the limit, and nothing changed; -1: error. */
-static int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now)
+static int append_one(OpenRecord *self, Key key, Key explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now)
 {
     char head[LONGEST_HEAD];
     if (self->limit == SHUT) return 0;
     Py_ssize_t index = index_of(&self->keys, key), explicit_index = -1, data_bytes = PyBytes_GET_SIZE(data);
     int is_new = index == self->keys.count, is_new_explicit = 0;
-    if (explicit != NULL) {
-        explicit_index = index_of(&self->explicit_keys, *explicit);
+    if (explicit.text != NULL) {
+        explicit_index = index_of(&self->explicit_keys, explicit);
         is_new_explicit = explicit_index == self->explicit_keys.count;
     }
     Py_ssize_t head_bytes = put_head(head, index, explicit_index, data_bytes);
     Py_ssize_t size = self->size + head_bytes + data_bytes + (is_new ? key.entry_bytes : 0) +
-                      (is_new_explicit ? explicit->entry_bytes : 0);
+                      (is_new_explicit ? explicit.entry_bytes : 0);
     if (size >= self->limit) return 0;
     if (is_new && make_key_room(&self->keys, key)) return -1;
-    if (is_new_explicit && make_key_room(&self->explicit_keys, *explicit)) return -1;
+    if (is_new_explicit && make_key_room(&self->explicit_keys, explicit)) return -1;
     if (make_room(&self->records, head_bytes + data_bytes, self->limit)) return -1;
     if (write_record(self, head, head_bytes, data, now)) return -1;
     if (is_new) add_key(&self->keys, key);
-    if (is_new_explicit) add_key(&self->explicit_keys, *explicit);
+    if (is_new_explicit) add_key(&self->explicit_keys, explicit);
     self->size = size;
     self->user_bytes += user_bytes;
     return 1;
@@ -204,7 +204,7 @@ static PyObject *append(OpenRecord *self, PyObject *const *given, Py_ssize_t cou
                  "a partition key, its entry, data, their bytes and a time")) return NULL;
     Py_ssize_t user_bytes = PyLong_AsSsize_t(given[3]);
     if (user_bytes == -1 && PyErr_Occurred()) return NULL;
-    int appended = append_one(self, key_of(given[0], given[1]), NULL, given[2], user_bytes, given[4]);
+    int appended = append_one(self, key_of(given[0], given[1]), (Key){0}, given[2], user_bytes, given[4]);
     if (appended < 0) return NULL;
     if (appended == 0) Py_RETURN_NONE;
     return last_delivery(self);

@@ -85,7 +85,7 @@ typedef struct {
 } Room;
 
 typedef struct {
-    PyObject *key, *data, *delivery;
+    PyObject *key, *data, *explicit, *delivery; /* without an explicit hash key that is NULL */
 } BatchedPut;
 
 /* open_record.py documents the arguments and members. */

@@ -5,6 +5,9 @@
 
 static const double INSTANT = 0.001; /* seconds */
 
+/* The arguments of a put, of which it takes the first TAKEN, and the others have a value that is the default. */
+enum { STREAM, KEY, DATA, EXPLICIT, TAKEN, TIER = TAKEN, FLOW, METADATA, ARGUMENTS };
+
 static PyMemberDef room_members[] = {
     {"free_records", T_PYSSIZET, offsetof(Room, free_records), 0, NULL},
     {"free_bytes", T_PYSSIZET, offsetof(Room, free_bytes), 0, NULL},
@@ -27,16 +30,17 @@ typedef struct {
     Py_ssize_t index;
 } Landing;
 
-/* Take the error that is set, NULL without one. */
-static PyObject *take_error(void)
+/* Keep the error that is set, if any, unless there was one before. */
+static void keep_first(PyObject **error)
 {
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace != NULL) PyException_SetTraceback(error, trace);
+    PyObject *type, *raised, *trace;
+    PyErr_Fetch(&type, &raised, &trace);
+    PyErr_NormalizeException(&type, &raised, &trace);
+    if (trace != NULL) PyException_SetTraceback(raised, trace);
     Py_XDECREF(type);
     Py_XDECREF(trace);
-    return error;
+    if (*error == NULL) *error = raised;
+    else Py_XDECREF(raised);
 }
 
 /* Raise a kept error, if there is one. Returns -1 then. */
@@ -48,18 +52,11 @@ static int raise_kept(PyObject *error)
     return -1;
 }
 
-/* Keep the error that is set, if any, unless there was one before. */
-static void keep_first(PyObject **error)
-{
-    PyObject *raised = take_error();
-    if (*error == NULL) *error = raised;
-    else Py_XDECREF(raised);
-}
-
 static void release(const BatchedPut *put)
 {
     Py_DECREF(put->key);
     Py_DECREF(put->data);
+    Py_XDECREF(put->explicit);
     Py_DECREF(put->delivery);
 }
 
@@ -67,11 +64,13 @@ static void release(const BatchedPut *put)
    but a lack of memory is kept. */
 static void place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing *landing, PyObject **error)
 {
-    PyObject *handle = PyObject_CallMethod(self->pipeline, "place", "OOO", put->key, put->data, now);
+    PyObject *explicit = put->explicit == NULL ? Py_None : put->explicit;
+    PyObject *handle = PyObject_CallMethod(self->pipeline, "place", "OOOO", put->key, put->data, explicit, now);
     if (handle == NULL) {
-        PyObject *raised = take_error();
+        PyObject *raised = NULL;
+        keep_first(&raised);
         if (*error == NULL && !PyErr_GivenExceptionMatches(raised, PyExc_MemoryError)) *error = Py_NewRef(raised);
-        handle = PyObject_CallMethod(self->pipeline, "fail_put", "OOOO", put->key, put->data, now, raised);
+        handle = PyObject_CallMethod(self->pipeline, "fail_put", "OOOOO", put->key, put->data, explicit, now, raised);
         Py_DECREF(raised);
     }
     PyObject *index = handle == NULL ? NULL : PyObject_GetAttrString(handle, "index");
@@ -86,16 +85,13 @@ static void place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing 
 /* Hash the keys of these records, and find their open records. Returns the table of the router, NULL: it has none. */
 static PyObject *read_puts(PutBatch *self, const BatchedPut *puts, int count, Pair *block, ShardTable *shards)
 {
-    Md5Message messages[BLOCK];
     PyObject *table = PyObject_GetAttrString(self->router, "table");
     if (table == NULL || !PyTuple_CheckExact(table) || !read_table(table, shards)) Py_CLEAR(table);
     PyErr_Clear();
     for (int each = 0; each < count; each++) {
-        if (!read_record(puts[each].key, puts[each].data, &block[each])) Py_CLEAR(table);
-        else messages[each] = message_of(&block[each]);
+        if (!read_record(puts[each].key, puts[each].data, puts[each].explicit, &block[each])) Py_CLEAR(table);
     }
-    if (table != NULL && shards->shards > 1) md5_of_each(messages, count);
-    if (table != NULL) find_records(block, count, shards);
+    if (table != NULL) hash_and_find(block, count, shards);
     return table;
 }
 
@@ -106,8 +102,8 @@ static void put_block(PutBatch *self, const BatchedPut *puts, int count, PyObjec
     ShardTable shards;
     PyObject *table = read_puts(self, puts, count, block, &shards);
     for (int each = 0; each < count; each++) {
-        OpenRecord *record = table == NULL ? NULL : block[each].record;
-        if (record != NULL && append_one(record, block[each].key, NULL, puts[each].data, block[each].size, now) > 0) {
+        if (table != NULL && append_pair(&block[each], now) > 0) {
+            const OpenRecord *record = block[each].record;
             landings[each] = (Landing){Py_NewRef(record->outcome), PyList_GET_SIZE(record->arrivals) - 1};
             continue;
         }
@@ -197,18 +193,21 @@ static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *
 
 /* Put a user record into the batch and return its delivery. `now` is NULL: soon after the one before. NULL without an error:
    the method in Python does it. */
-static PyObject *put_in_batch(PutBatch *self, PyObject *key, PyObject *data, PyObject *now, PyObject *producer, PyObject *stream)
+static PyObject *put_in_batch(PutBatch *self, PyObject *const *arguments, PyObject *now, PyObject *producer)
 {
+    PyObject *key = arguments[KEY], *data = arguments[DATA], *explicit = arguments[EXPLICIT], *stream = arguments[STREAM];
+    unsigned char digest[DIGEST_BYTES];
     if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key) || !PyBytes_CheckExact(data)) return NULL;
     Py_ssize_t characters = PyUnicode_GET_LENGTH(key), size = characters + PyBytes_GET_SIZE(data);
     if (characters == 0 || characters > MOST_CHARACTERS || size > self->most) return NULL;
+    if (explicit != NULL && !read_hash_key(explicit, digest)) return NULL;
     if (prepare(self, now, producer, stream) <= 0) return NULL;
     if (self->room->free_records < 1 || self->room->free_bytes < size) return NULL;
     PyObject *delivery = new_delivery(&self->delivery, self->outcome, self->count);
     if (delivery == NULL) return NULL;
     __builtin_prefetch((char *)data + CACHE_LINE);
     __builtin_prefetch((char *)data + 2 * CACHE_LINE);
-    self->puts[self->count++] = (BatchedPut){Py_NewRef(key), Py_NewRef(data), Py_NewRef(delivery)};
+    self->puts[self->count++] = (BatchedPut){Py_NewRef(key), Py_NewRef(data), Py_XNewRef(explicit), Py_NewRef(delivery)};
     self->bytes += size;
     self->room->free_records--;
     self->room->free_bytes -= size;

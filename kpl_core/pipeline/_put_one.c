@@ -1,13 +1,12 @@
 /* One put of most user records, in C: a method that replaces `Producer.put_nowait` in front of the same in Python.
 
-   It takes an ASCII key and bytes-like data for which there is room, in the producer's own event loop, however the
-   arguments are spelt, into the batch of the stream. It leaves everything else to the method in Python, before anything
+   It takes an ASCII key, bytes-like data for which there is room, and perhaps an explicit hash key, in the producer's own
+   event loop, however the arguments are spelt, into the batch of the stream. It leaves everything else to the method in Python, before anything
    has changed. An error of the clock or of the memory is raised. */
 
-/* The arguments of a put, of which it takes the first NAMED, and the others have a value that is the default; attributes. */
-enum { STREAM, KEY, DATA, NAMED, TIER = NAMED, FLOW, EXPLICIT, METADATA, ARGUMENTS,
-       OWN_STREAMS = ARGUMENTS, THREAD_ID, NAMES };
-static const char *const texts[] = {"stream", "partition_key", "data", "tier", "flow", "explicit_hash_key", "metadata",
+/* The names of the arguments, and of attributes. */
+enum { OWN_STREAMS = ARGUMENTS, THREAD_ID, NAMES };
+static const char *const texts[] = {"stream", "partition_key", "data", "explicit_hash_key", "tier", "flow", "metadata",
                                     "_own_streams", "_thread_id"};
 static PyObject *interned[NAMES];
 
@@ -71,13 +70,13 @@ static PyObject *put_into(PyObject *streams, PyObject *producer, PyObject *const
         batch = batch_of(PyTuple_GET_ITEM(streams, 3), stream);
         if (batch != NULL) batch->step = step;
     }
-    if (batch != NULL) delivery = put_in_batch(batch, arguments[KEY], arguments[DATA], now, producer, stream);
+    if (batch != NULL) delivery = put_in_batch(batch, arguments, now, producer);
     Py_XDECREF(batch);
     Py_XDECREF(now);
     return delivery;
 }
 
-/* Find stream, key and data among the arguments. Returns 0 if one is missing, or another one is not the default. */
+/* Find what it takes among the arguments. Returns 0 if stream, key or data is missing, or another one is not the default. */
 static int read_arguments(PyObject *const *given, Py_ssize_t positional, PyObject *names, PyObject **arguments)
 {
     if (positional > 2 || names == NULL) return 0;
@@ -87,9 +86,9 @@ static int read_arguments(PyObject *const *given, Py_ssize_t positional, PyObjec
         int argument = 0;
         while (argument < ARGUMENTS && PyTuple_GET_ITEM(names, each) != interned[argument]) argument++;
         if (argument == ARGUMENTS) return 0;
-        if (argument < NAMED) {
+        if (argument < TAKEN) {
             if (arguments[argument] != NULL) return 0;
-            arguments[argument] = value;
+            if (argument != EXPLICIT || value != Py_None) arguments[argument] = value;
         } else if (argument == TIER) {
             if (!PyUnicode_CheckExact(value) || PyUnicode_CompareWithASCIIString(value, "normal") != 0) return 0;
         } else if (value != Py_None) return 0;
@@ -101,7 +100,7 @@ static PyObject *call_put(PyObject *callable, PyObject *const *given, size_t fla
 {
     /* (producer, stream, partition_key=, data=, ...) */
     Py_ssize_t positional = PyVectorcall_NARGS(flags);
-    PyObject *arguments[NAMED] = {NULL}, *own = NULL;
+    PyObject *arguments[TAKEN] = {NULL}, *own = NULL;
     if (positional >= 1 && read_arguments(given, positional, names, arguments)) {
         if (PyByteArray_CheckExact(arguments[DATA]) || PyMemoryView_Check(arguments[DATA]))
             arguments[DATA] = own = PyObject_CallOneArg((PyObject *)&PyBytes_Type, arguments[DATA]);

@@ -50,8 +50,9 @@ static void fetch_ahead(PyObject *pairs, Py_ssize_t position, Py_ssize_t end)
     __builtin_prefetch(data + CACHE_LINE);
 }
 
-/* Read a valid key and bytes. Returns 0 if they are something else. */
-static int read_record(PyObject *key, PyObject *data, Pair *pair)
+/* Read a valid key and bytes, and write the digest of the explicit hash key, if that is not NULL. Returns 0 if they are
+   something else. */
+static int read_record(PyObject *key, PyObject *data, PyObject *explicit, Pair *pair)
 {
     pair->data = data;
     pair->explicit = (Key){0};
@@ -60,18 +61,18 @@ static int read_record(PyObject *key, PyObject *data, Pair *pair)
     pair->key = (Key){key, pair->entry, write_entry(pair->entry, KEY_TAG, key)};
     if (pair->key.entry_bytes < 0) return 0;
     pair->size = PyBytes_GET_SIZE(data) + pair->key.entry_bytes - entry_head(pair->entry);
-    return 1;
-}
-
-/* Read a pair, and write the digest of its explicit hash key. Returns 0 if it is something else. */
-static int read_pair(PyObject *item, Pair *pair)
-{
-    if (!is_pair(item) || !read_record(PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1), pair)) return 0;
-    if (PyTuple_GET_SIZE(item) == 2) return 1;
-    PyObject *explicit = PyTuple_GET_ITEM(item, 2);
+    if (explicit == NULL) return 1;
     if (!read_hash_key(explicit, pair->digest)) return 0;
     pair->explicit = (Key){explicit, pair->explicit_entry, write_entry(pair->explicit_entry, EXPLICIT_TAG, explicit)};
     return 1;
+}
+
+/* Read a pair. Returns 0 if it is something else. */
+static int read_pair(PyObject *item, Pair *pair)
+{
+    if (!is_pair(item)) return 0;
+    PyObject *explicit = PyTuple_GET_SIZE(item) == 2 ? NULL : PyTuple_GET_ITEM(item, 2);
+    return read_record(PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1), explicit, pair);
 }
 
 static uint64_t big_endian(const unsigned char *at)
@@ -96,12 +97,6 @@ static Py_ssize_t shard_of(const unsigned char *digest, const ShardTable *table)
     return first;
 }
 
-static Md5Message message_of(Pair *pair)
-{
-    Py_ssize_t head = entry_head(pair->entry);
-    return (Md5Message){(unsigned char *)pair->entry + head, (size_t)(pair->key.entry_bytes - head), pair->digest};
-}
-
 /* Find the open record of each pair's shard. */
 static void find_records(Pair *pairs, Py_ssize_t count, const ShardTable *table)
 {
@@ -112,21 +107,30 @@ static void find_records(Pair *pairs, Py_ssize_t count, const ShardTable *table)
     }
 }
 
-/* Read the next pairs, hash their keys, unless there is one shard, and find their records. Returns how many there are. */
-static Py_ssize_t read_block(PyObject *pairs, Py_ssize_t position, Py_ssize_t end, const ShardTable *table, Pair *block)
+/* Find the open records of up to BLOCK pairs. Their partition keys are hashed for that, unless there is one shard; an explicit
+   hash key has its digest. */
+static void hash_and_find(Pair *pairs, Py_ssize_t count, const ShardTable *table)
 {
     Md5Message messages[BLOCK];
-    Py_ssize_t count = 0;
     size_t keys = 0;
-    for (; count < BLOCK && position + count < end; count++) {
-        Pair *pair = &block[count];
-        fetch_ahead(pairs, position + count, end);
-        if (!read_pair(PyList_GET_ITEM(pairs, position + count), pair)) break;
+    for (Pair *pair = pairs; pair < pairs + count; pair++) {
+        Py_ssize_t head = entry_head(pair->entry);
         if (pair->explicit.text != NULL) continue;
-        messages[keys++] = message_of(pair);
+        messages[keys++] = (Md5Message){(unsigned char *)pair->entry + head, (size_t)(pair->key.entry_bytes - head), pair->digest};
     }
     if (table->shards > 1) md5_of_each(messages, keys);
-    find_records(block, count, table);
+    find_records(pairs, count, table);
+}
+
+/* Read the next pairs, hash their keys and find their records. Returns how many there are. */
+static Py_ssize_t read_block(PyObject *pairs, Py_ssize_t position, Py_ssize_t end, const ShardTable *table, Pair *block)
+{
+    Py_ssize_t count = 0;
+    for (; count < BLOCK && position + count < end; count++) {
+        fetch_ahead(pairs, position + count, end);
+        if (!read_pair(PyList_GET_ITEM(pairs, position + count), &block[count])) break;
+    }
+    hash_and_find(block, count, table);
     return count;
 }
 
@@ -172,14 +176,11 @@ static int write_place(OpenRecord *record, Places *places, Py_ssize_t position)
     return 1;
 }
 
-/* Append a pair to the open record of its shard, and write its place. The result is that of `append_one`; 0 without one. */
-static int append_pair(const Pair *pair, PyObject *now, Places *places, Py_ssize_t position)
+/* Append a pair to the open record of its shard. The result is that of `append_one`; 0 without one. */
+static int append_pair(const Pair *pair, PyObject *now)
 {
-    OpenRecord *record = pair->record;
-    if (record == NULL) return 0;
-    const Key *explicit = pair->explicit.text == NULL ? NULL : &pair->explicit;
-    int appended = append_one(record, pair->key, explicit, pair->data, pair->size, now);
-    return appended > 0 && places->outcomes != NULL ? write_place(record, places, position) : appended;
+    if (pair->record == NULL) return 0;
+    return append_one(pair->record, pair->key, pair->explicit, pair->data, pair->size, now);
 }
 
 /* Append pairs from *position on, which moves, as long as they need no more than that. -1: error. */
@@ -191,7 +192,8 @@ static int append_all(PyObject *pairs, Py_ssize_t *position, Py_ssize_t end, con
         count = read_block(pairs, *position, end, table, block);
         for (each = 0; each < count; each++) {
             if (block[each].size > free_bytes - *taken) return 0;
-            int appended = append_pair(&block[each], now, places, *position);
+            int appended = append_pair(&block[each], now);
+            if (appended > 0 && places->outcomes != NULL) appended = write_place(block[each].record, places, *position);
             if (appended <= 0) return appended;
             *taken += block[each].size;
             ++*position;

@@ -353,10 +353,10 @@ class BatchOwner(Protocol):
     # Makes the outcome of a batch.
     new_outcome: Callable[[], Outcome]
 
-    def place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
+    def place(self, partition_key: str, data: bytes, explicit_hash_key: str | None, now: float) -> ResultHandle:
         """Put a record that opens or closes an aggregated record."""
 
-    def fail_put(self, partition_key: str, data: bytes, now: float, error: BaseException) -> ResultHandle:
+    def fail_put(self, key: str, data: bytes, explicit: str | None, now: float, error: BaseException) -> ResultHandle:
         """Fail a record that `place` could not put."""
 
     def attend(self, now: float) -> None:

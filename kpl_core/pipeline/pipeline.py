@@ -80,7 +80,7 @@ class StreamPipeline:
         self._aggregator = stages.aggregator
         self._output = stages.aggregator.output
         self._placement = Placement(stages, fair)
-        self.place: Callable[[str, bytes, float], ResultHandle] = self._placement.place
+        self.place: Callable[[str, bytes, str | None, float], ResultHandle] = self._placement.place
         self.limiter = stages.limiter
         self._send_queue = stages.send_queue
         self._retrier = stages.retrier
@@ -136,9 +136,9 @@ class StreamPipeline:
                 self.attend(now)
         return delivery
 
-    def fail_put(self, partition_key: str, data: bytes, now: float, error: BaseException) -> ResultHandle:
+    def fail_put(self, key: str, data: bytes, explicit: str | None, now: float, error: BaseException) -> ResultHandle:
         """Fail a record of the batch that `place` could not put."""
-        detached = self.stages.accept_detached(UserRecord(partition_key, data), now)
+        detached = self.stages.accept_detached(UserRecord(key, data, explicit), now)
         self.ledger.fail_waiting(detached, Attempt(False, INTERNAL, repr(error), now, now))  # noqa: FBT003
         self.attention = True
         return self._delivery(detached.outcome, 0)

@@ -49,10 +49,11 @@ class Placement:
         lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
         return lane, lane.entry(key, digest), len(key)
 
-    def place(self, partition_key: str, data: bytes, now: float) -> ResultHandle:
+    def place(self, partition_key: str, data: bytes, explicit_hash_key: str | None, now: float) -> ResultHandle:
         """Put a record of a batch of single puts that opens or closes an aggregated record."""
-        lane, key_entry, key_bytes = self.of(partition_key, None, "normal")
-        return lane.add(partition_key, key_entry, data, len(data) + key_bytes, now)
+        lane, key_entry, key_bytes = self.of(partition_key, explicit_hash_key, "normal")
+        size = len(data) + key_bytes
+        return lane.add_any(partition_key, key_entry, data, size, now, explicit_hash_key=explicit_hash_key)
 
     def place_run(
         self,

@@ -176,11 +176,13 @@ class Producer:
         budget.left -= 1
         if budget.left <= 0:
             await budget.let_others_run()
-        is_plain = explicit_hash_key is None and flow is None and metadata is None and tier == "normal"
+        is_plain = flow is None and metadata is None and tier == "normal"
         if is_plain and not (self.internal.overflows or self._waiters.lines):
             # No `suppress`, which takes longer than the put.
             try:
-                return self.put_nowait(stream, partition_key=partition_key, data=data)
+                return self.put_nowait(
+                    stream, partition_key=partition_key, data=data, explicit_hash_key=explicit_hash_key
+                )
             except BufferFull:
                 pass
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)

@@ -31,7 +31,7 @@ class OneStream(NamedTuple):
 def owner_of_batch(place: Any) -> Any:
     """A pipeline that puts what no open record takes, and says why it could not."""
 
-    def fail_put(_key: str, _data: bytes, now: float, error: BaseException) -> Delivery:
+    def fail_put(_key: str, _data: bytes, _explicit: str | None, now: float, error: BaseException) -> Delivery:
         outcome = Outcome()
         outcome.attempted(Attempt(False, INTERNAL, repr(error), now, now))
         outcome.settle()
@@ -57,8 +57,8 @@ def one_stream_of(in_c: ModuleType) -> OneStream:
     woken: list[str] = []
     now = [1.5]
 
-    def place(key: str, data: bytes, now: float) -> Delivery:
-        placed.append((key, data, now))
+    def place(key: str, data: bytes, explicit: str | None, now: float) -> Delivery:
+        placed.append((key, data, explicit, now))
         return Delivery(Outcome(), 7)
 
     pipeline = owner_of_batch(place)
@@ -78,5 +78,5 @@ def one_stream_of(in_c: ModuleType) -> OneStream:
     return OneStream(Producer(), pipeline, batch, batches, room, record, placed, woken, now)
 
 
-def put(one_stream: OneStream, key: str = OPEN_KEY, data: bytes = b"data") -> Any:
-    return one_stream.producer.put_nowait("s", partition_key=key, data=data)
+def put(one_stream: OneStream, key: str = OPEN_KEY, data: bytes = b"data", explicit: str | None = None) -> Any:
+    return one_stream.producer.put_nowait("s", partition_key=key, data=data, explicit_hash_key=explicit)

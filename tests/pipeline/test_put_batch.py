@@ -78,9 +78,26 @@ def test_the_pipeline_puts_what_opens_or_closes_a_record_and_is_polled_if_it_wan
     for number in range(BATCH):
         one_stream.pipeline.attention = number == BATCH - 1
         put(one_stream, OTHER_KEY if number % 2 else OPEN_KEY, b"%d" % number)
-    assert one_stream.placed == [(OTHER_KEY, b"%d" % number, 1.5) for number in range(1, BATCH, 2)]
+    assert one_stream.placed == [(OTHER_KEY, b"%d" % number, None, 1.5) for number in range(1, BATCH, 2)]
     assert len(one_stream.record.arrivals) == BATCH // 2
     assert one_stream.woken == ["s"]
+
+
+def test_an_explicit_hash_key_chooses_the_shard_of_its_record(one_stream):
+    first, last, no_key = str(2**127 - 1), str(2**127), None
+    for key, explicit in (
+        (OTHER_KEY, first),
+        (OPEN_KEY, last),
+        (OPEN_KEY, no_key),
+        (OTHER_KEY, "0"),
+        (OTHER_KEY, first),
+    ):
+        put(one_stream, key, key.encode(), explicit)
+    one_stream.batch.drain()
+    record = one_stream.record
+    assert one_stream.placed == [(OPEN_KEY, OPEN_KEY.encode(), last, 1.5)]
+    assert (len(record.arrivals), record.key_count, record.explicit_count) == (4, 2, 2)
+    assert [record.explicit_index(explicit) for explicit in (first, "0", last)] == [0, 1, None]
 
 
 def test_without_a_shard_map_the_pipeline_puts_all(one_stream, in_c):
@@ -93,12 +110,16 @@ def test_without_a_shard_map_the_pipeline_puts_all(one_stream, in_c):
 
 
 @pytest.mark.parametrize("raised", [MemoryError, TimeoutError, KeyboardInterrupt], ids=str)
-def test_a_record_that_cannot_be_put_has_failed_and_the_others_are_put(one_stream, raised):
-    def place(key: str, _data: bytes, _now: float) -> Delivery:
+@pytest.mark.parametrize("explicit", [None, "0"], ids=["key", "explicit hash key"])
+def test_a_record_that_cannot_be_put_has_failed_and_the_others_are_put(one_stream, raised, explicit):
+    def place(key: str, *_: object) -> Delivery:
         raise raised(key)
 
     one_stream.pipeline.place = place
-    deliveries = [put(one_stream, OTHER_KEY if number in (1, 3) else OPEN_KEY) for number in range(BATCH - 1)]
+    deliveries = [
+        put(one_stream, OTHER_KEY, explicit=str(2**128 - 1)) if number in (1, 3) else put(one_stream, explicit=explicit)
+        for number in range(BATCH - 1)
+    ]
     with contextlib.nullcontext() if raised is MemoryError else pytest.raises(raised, match=OTHER_KEY):
         put(one_stream)
     assert len(one_stream.record.arrivals) == BATCH - 2
@@ -125,7 +146,7 @@ def test_a_put_of_a_hook_inside_a_drain_is_put_when_that_ends(one_stream):
     """Each drain takes 18 KB of the C stack."""
     nested, most_nested = 0, 0
 
-    def place(key: str, data: bytes, _now: float) -> Delivery:
+    def place(key: str, data: bytes, *_: object) -> Delivery:
         nonlocal nested, most_nested
         nested += 1
         most_nested = max(most_nested, nested)
@@ -185,7 +206,7 @@ def test_a_put_of_a_signal_handler_while_a_batch_begins_is_in_that_batch(one_str
 
 
 def test_a_put_from_inside_a_drain_is_in_the_next_batch(one_stream):
-    def place(key: str, _data: bytes, _now: float) -> Delivery:
+    def place(key: str, *_: object) -> Delivery:
         inner.append(put(one_stream, data=key.encode()))
         return Delivery(Outcome(), 9)
 
@@ -250,13 +271,14 @@ def test_a_dropped_delivery_costs_its_record_nothing(one_stream):
 
 def test_no_reference_is_lost_or_left(one_stream):
     """Ten thousand rounds with all ways out of the batch."""
-    key, data = f"{OPEN_KEY}-key", bytes([1, 2, 3])
+    key, data, explicit = f"{OPEN_KEY}-key", bytes([1, 2, 3]), [str(2**100), str(2**127)]
     one_stream.room.free_records = one_stream.room.free_bytes = 10**9
 
     def rounds(count: int) -> None:
         for number in range(count):
             kept = put(one_stream, key, data)
             put(one_stream, OTHER_KEY, data)
+            put(one_stream, OTHER_KEY, data, explicit[number % 2])
             outcome = kept.outcome if number % 3 == 0 else None
             one_stream.batch.drain()
             assert kept.follow() is not outcome
@@ -268,12 +290,13 @@ def test_no_reference_is_lost_or_left(one_stream):
     rounds(100)
     one_stream.record.restart(Outcome())
     gc.collect()
-    before = sys.getrefcount(key), sys.getrefcount(data), len(gc.get_objects())
+    counted = [key, data, *explicit]
+    before = [sys.getrefcount(each) for each in counted], len(gc.get_objects())
     rounds(10_000)
     one_stream.record.restart(Outcome())
     gc.collect()
-    assert (sys.getrefcount(key), sys.getrefcount(data)) == before[:2]
-    assert abs(len(gc.get_objects()) - before[2]) < 50
+    assert [sys.getrefcount(each) for each in counted] == before[0]
+    assert abs(len(gc.get_objects()) - before[1]) < 50
 
 
 def test_a_batch_that_is_dropped_is_drained_by_a_finalizer_at_most_once(one_stream, in_c):
@@ -313,19 +336,20 @@ def test_a_batch_that_is_dropped_with_its_records_frees_them(one_stream, in_c):
     batch.most, batch.opens_at = 50, 0.0
     one_stream.pipeline.place = batch.drain
     one_stream.batches["s"] = batch
-    data = bytes([1, 2, 3])
-    before = sys.getrefcount(data)
-    put(one_stream, data=data)
-    assert sys.getrefcount(data) == before + 1
+    data, explicit = bytes([1, 2, 3]), str(2**100)
+    before = sys.getrefcount(data), sys.getrefcount(explicit)
+    put(one_stream, data=data, explicit=explicit)
+    assert (sys.getrefcount(data), sys.getrefcount(explicit)) == (before[0] + 1, before[1] + 1)
     vars(one_stream.pipeline).clear()
     one_stream.batches.clear()
     del batch
     gc.collect()
-    assert sys.getrefcount(data) == before
+    assert (sys.getrefcount(data), sys.getrefcount(explicit)) == before
 
 
 keys = st.sampled_from(["a", "b", "key-1", "key-2", "x" * 256])
-run = st.lists(st.tuples(keys, st.binary(max_size=40)), max_size=200)
+explicit_hash_keys = st.none() | st.sampled_from(["0", "1", str(2**128 - 1)]) | st.integers(0, 2**128 - 1).map(str)
+run = st.lists(st.tuples(keys, st.binary(max_size=40), explicit_hash_keys), max_size=200)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -346,7 +370,9 @@ def test_a_batch_puts_what_pairs_put_in_python(in_c, records, shards, limits):
             room = in_c.Room()
             room.free_records = room.free_bytes = 10**9
             owner = owner_of_batch(
-                lambda key, data, _now, left=left: left.append((key, data)) or Delivery(Outcome(), 0)
+                lambda key, data, explicit, _now, left=left: (
+                    left.append((key, data, explicit)) or Delivery(Outcome(), 0)
+                )
             )
             batch = in_c.PutBatch(owner, SimpleNamespace(table=(b"".join(ends), opened)), room, Delivery)
             batch.most, batch.opens_at = 1_000, 0.0
@@ -356,14 +382,18 @@ def test_a_batch_puts_what_pairs_put_in_python(in_c, records, shards, limits):
 
 
 def _put_in_python(records: list[Any], ends: list[bytes], opened: list[Any], left: list[Any]) -> None:
-    routes = {}
-    for key, _ in records:
+    routes, explicit_routes = {}, {}
+    for key, _, explicit in records:
         entry = b"\x0a" + (bytes([len(key)]) if len(key) < 128 else b"\x80\x02") + key.encode()
         routes[key] = (None, entry, len(key), opened[bisect_left(ends, md5(key.encode()).digest())])
-    router = SimpleNamespace(routes=routes, explicit_routes={}, table=None)
+        if explicit is not None:
+            lane = SimpleNamespace(open_record=opened[bisect_left(ends, int(explicit).to_bytes(16, "big"))])
+            explicit_routes[explicit] = (lane, b"\x12" + bytes([len(explicit)]) + explicit.encode())
+    router = SimpleNamespace(routes=routes, explicit_routes=explicit_routes, table=None)
+    pairs = [record[:2] if record[2] is None else record for record in records]
     position = 0
     while position < len(records):
-        position, _ = python_append_pairs(records, (position, len(records)), router, (10**9, 10**9), 1.5, None)
+        position, _ = python_append_pairs(pairs, (position, len(pairs)), router, (10**9, 10**9), 1.5, None)
         left += records[position : position + 1]
         position += 1
 
@@ -374,6 +404,6 @@ def _put_in_c(in_c: Any, records: list[Any], batch: Any) -> None:
         put_nowait = in_c.put_method(lambda *_given, **_named: pytest.fail("left to Python"))
 
     producer = Producer()
-    for key, data in records:
-        producer.put_nowait("s", partition_key=key, data=data)
+    for key, data, explicit in records:
+        producer.put_nowait("s", partition_key=key, data=data, explicit_hash_key=explicit)
     batch.drain()

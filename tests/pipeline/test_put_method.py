@@ -12,10 +12,34 @@ import pytest
 
 from kpl_core.producer.delivery import Delivery
 from kpl_core.records.outcome import Outcome
-from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHERS, own_streams_of, put
+from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHER_KEY, OTHERS, own_streams_of, put
 
 # Linux's CLOCK_MONOTONIC_COARSE, for which `time` has no name.
 COARSE = 6
+
+
+class Text(str):
+    """A str that may have any methods."""
+
+    __slots__ = ()
+
+
+NO_HASH_KEYS: list[Any] = [
+    "",
+    "-1",
+    "+1",
+    "01",
+    "1 ",
+    "0x1",
+    "x",
+    "７",
+    "1" * 40,
+    str(2**128),
+    Text("7"),
+    b"7",
+    7,
+    True,
+]
 
 # What the put method takes
 
@@ -30,6 +54,8 @@ COARSE = 6
         lambda method: method("s", partition_key=OPEN_KEY, data=b"x", flow=None, metadata=None, explicit_hash_key=None),
         lambda method: method("s", partition_key=OPEN_KEY, data=bytearray(b"x")),
         lambda method: method("s", partition_key=OPEN_KEY, data=memoryview(b"zxz")[1:2]),
+        lambda method: method("s", partition_key=OTHER_KEY, data=b"x", explicit_hash_key="0"),
+        lambda method: method("s", explicit_hash_key=str(2**127 - 1), data=bytearray(b"x"), partition_key=OPEN_KEY),
     ],
 )
 def test_the_put_method_takes_every_spelling(one_stream, spelled):
@@ -53,7 +79,9 @@ def test_the_put_method_takes_every_spelling(one_stream, spelled):
         ("s", {"tier": "bulk"}),
         ("s", {"tier": 5}),
         ("s", {"metadata": {}}),
-        ("s", {"explicit_hash_key": "7"}),
+        *[("s", {"explicit_hash_key": each}) for each in NO_HASH_KEYS],
+        ("s", {"explicit_hash_key": "7", "flow": "f"}),
+        ("s", {"explicit_hash_key": "7", "data": "text"}),
         (["unhashable"], {}),
     ],
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kpl_core import BufferFull, Config, Producer
+from kpl_core import BufferFull, Config, InvalidUserRecord, Producer
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.open_record import COMPILED, fork_count
 from kpl_core.producer.delivery import Deliveries, Delivery
@@ -109,15 +109,27 @@ class Twin:
 
     def put_one_by_one(self) -> None:
         size = self.random.choice([0, 30, 300, 3_000, 30_000])
+        explicit_keys = self.explicit_keys()
         for _ in range(self.random.choice([1, 5, 60, 200])):
             key = self.random.choice(self.keys)
             data = self.random.randbytes(self.random.randrange(size + 1))
+            explicit = self.random.choice(explicit_keys)
             try:
-                self.handles.append(Producer.put_nowait(self.producer, STREAM, partition_key=key, data=data))
-            except BufferFull:
-                self.say("full")
+                self.handles.append(
+                    Producer.put_nowait(self.producer, STREAM, partition_key=key, data=data, explicit_hash_key=explicit)
+                )
+            except (BufferFull, InvalidUserRecord, TypeError) as error:
+                self.say(repr(error))
                 return
             self.put_count += 1
+
+    def explicit_keys(self) -> list[Any]:
+        """Return what the explicit hash keys of some puts are drawn from: none, few, many, or a wrong one."""
+        count, most = self.random.choice([(0, 1), (0, 1), (3, 1_000), (60, 2**128)])
+        keys: list[Any] = [str(self.random.randrange(most)) for _ in range(count)]
+        if self.random.random() < 0.1:
+            keys.append(self.random.choice(["007", str(2**128), "-1", 7]))
+        return [None, *keys]
 
     def put_many(self) -> None:
         count = self.random.choice([1, 10, 300])

@@ -22,6 +22,9 @@ SPELLINGS: dict[str, Callable[[Producer, str], object]] = {
     ),
     "a bytearray": lambda it, key: it.put_nowait(STREAM, partition_key=key, data=bytearray(b"x")),
     "a memoryview": lambda it, key: it.put_nowait(STREAM, partition_key=key, data=memoryview(b"x")),
+    "an explicit hash key": lambda it, key: it.put_nowait(
+        STREAM, partition_key=key, data=b"x", explicit_hash_key=str(int(key.split()[1]) << 120)
+    ),
     "a UserRecord": lambda it, key: it.internal.put_record_nowait(STREAM, UserRecord(key, b"x")),
 }
 
@@ -36,13 +39,18 @@ def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEve
 @pytest.fixture
 def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Return the keys of the records that the pipeline in Python has put."""
-    put, keys = StreamPipeline.put, list[str]()
+    put, put_record, keys = StreamPipeline.put, StreamPipeline.put_record, list[str]()
 
     def noted(self: StreamPipeline, partition_key: str, *others: Any) -> Any:
         keys.append(partition_key)
         return put(self, partition_key, *others)
 
+    def noted_record(self: StreamPipeline, record: UserRecord, *others: Any) -> Any:
+        keys.append(record.partition_key)
+        return put_record(self, record, *others)
+
     monkeypatch.setattr(StreamPipeline, "put", noted)
+    monkeypatch.setattr(StreamPipeline, "put_record", noted_record)
     return keys  # type: ignore[return-value]
 
 
