@@ -145,13 +145,15 @@ static void clear_table(KeyTable *table)
     *table = (KeyTable){.first_room = 8 * table->count < table->room ? FIRST_SLOTS : table->room, .entries = table->entries};
 }
 
-/* Append head and data, for which there is room, with the time of arrival. */
-static int write_record(OpenRecord *self, const char *head, Py_ssize_t head_bytes, PyObject *data, PyObject *now)
+/* Append head and data with the time of arrival. `user_bytes` counts key and data. */
+static int write_record(OpenRecord *self, const char *head, Py_ssize_t head_bytes, PyObject *data, Py_ssize_t user_bytes, PyObject *now)
 {
+    if (make_room(&self->records, head_bytes + PyBytes_GET_SIZE(data), self->limit)) return -1;
     if (PyList_Append(self->arrivals, now)) return -1;
     if (self->records.used == 0) Py_XSETREF(self->first_data, Py_NewRef(data));
     put_bytes(&self->records, head, head_bytes);
     put_bytes(&self->records, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data));
+    self->user_bytes += user_bytes;
     return 0;
 }
 
@@ -160,7 +162,6 @@ static int write_record(OpenRecord *self, const char *head, Py_ssize_t head_byte
 static int append_one(OpenRecord *self, Key key, Key explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now)
 {
     char head[LONGEST_HEAD];
-    if (self->limit == SHUT) return 0;
     Py_ssize_t index = index_of(&self->keys, key), explicit_index = -1, data_bytes = PyBytes_GET_SIZE(data);
     int is_new = index == self->keys.count, is_new_explicit = 0;
     if (explicit.text != NULL) {
@@ -173,12 +174,10 @@ static int append_one(OpenRecord *self, Key key, Key explicit, PyObject *data, P
     if (size >= self->limit) return 0;
     if (is_new && make_key_room(&self->keys, key)) return -1;
     if (is_new_explicit && make_key_room(&self->explicit_keys, explicit)) return -1;
-    if (make_room(&self->records, head_bytes + data_bytes, self->limit)) return -1;
-    if (write_record(self, head, head_bytes, data, now)) return -1;
+    if (write_record(self, head, head_bytes, data, user_bytes, now)) return -1;
     if (is_new) add_key(&self->keys, key);
     if (is_new_explicit) add_key(&self->explicit_keys, explicit);
     self->size = size;
-    self->user_bytes += user_bytes;
     return 1;
 }
 
@@ -188,23 +187,22 @@ static PyObject *last_delivery(OpenRecord *self)
     return new_delivery(&self->delivery, self->outcome, PyList_GET_SIZE(self->arrivals) - 1);
 }
 
-static int is_key(PyObject *text, PyObject *entry)
+/* Read a key and its entry. Returns 0 if they are something else. */
+static int read_key(PyObject *text, PyObject *entry, Key *key)
 {
-    return PyUnicode_Check(text) && PyBytes_CheckExact(entry);
-}
-
-static Key key_of(PyObject *text, PyObject *entry)
-{
-    return (Key){text, PyBytes_AS_STRING(entry), PyBytes_GET_SIZE(entry)};
+    if (!PyUnicode_Check(text) || !PyBytes_CheckExact(entry)) return 0;
+    *key = (Key){text, PyBytes_AS_STRING(entry), PyBytes_GET_SIZE(entry)};
+    return 1;
 }
 
 static PyObject *append(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
 {
-    if (!require(count == 5 && is_key(given[0], given[1]) && PyBytes_CheckExact(given[2]),
+    Key key;
+    if (!require(count == 5 && read_key(given[0], given[1], &key) && PyBytes_CheckExact(given[2]),
                  "a partition key, its entry, data, their bytes and a time")) return NULL;
     Py_ssize_t user_bytes = PyLong_AsSsize_t(given[3]);
     if (user_bytes == -1 && PyErr_Occurred()) return NULL;
-    int appended = append_one(self, key_of(given[0], given[1]), (Key){0}, given[2], user_bytes, given[4]);
+    int appended = append_one(self, key, (Key){0}, given[2], user_bytes, given[4]);
     if (appended < 0) return NULL;
     if (appended == 0) Py_RETURN_NONE;
     return last_delivery(self);
@@ -212,24 +210,22 @@ static PyObject *append(OpenRecord *self, PyObject *const *given, Py_ssize_t cou
 
 static PyObject *add(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
 {
-    if (!require(count == 6 && is_key(given[0], given[1]) && PyBytes_CheckExact(given[2]) && PyBytes_CheckExact(given[3]),
+    Key key;
+    if (!require(count == 6 && read_key(given[0], given[1], &key) && PyBytes_CheckExact(given[2]) && PyBytes_CheckExact(given[3]),
                  "a partition key, its entry, the head, data, their bytes and a time")) return NULL;
     Py_ssize_t user_bytes = PyLong_AsSsize_t(given[4]), head_bytes = PyBytes_GET_SIZE(given[2]);
     if (user_bytes == -1 && PyErr_Occurred()) return NULL;
-    Key key = key_of(given[0], given[1]);
     int is_new = index_of(&self->keys, key) == self->keys.count;
     if (is_new && make_key_room(&self->keys, key)) return NULL;
-    if (make_room(&self->records, head_bytes + PyBytes_GET_SIZE(given[3]), self->limit)) return NULL;
-    if (write_record(self, PyBytes_AS_STRING(given[2]), head_bytes, given[3], given[5])) return NULL;
+    if (write_record(self, PyBytes_AS_STRING(given[2]), head_bytes, given[3], user_bytes, given[5])) return NULL;
     if (is_new) add_key(&self->keys, key);
-    self->user_bytes += user_bytes;
     return last_delivery(self);
 }
 
 static PyObject *add_explicit(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
 {
-    if (!require(count == 2 && is_key(given[0], given[1]), "an explicit hash key and its entry")) return NULL;
-    Key key = key_of(given[0], given[1]);
+    Key key;
+    if (!require(count == 2 && read_key(given[0], given[1], &key), "an explicit hash key and its entry")) return NULL;
     if (make_key_room(&self->explicit_keys, key)) return NULL;
     add_key(&self->explicit_keys, key);
     Py_RETURN_NONE;

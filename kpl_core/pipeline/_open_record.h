@@ -85,7 +85,7 @@ typedef struct {
 } Room;
 
 typedef struct {
-    PyObject *key, *data, *explicit, *delivery; /* without an explicit hash key that is NULL */
+    PyObject *key, *data, *explicit, *flow, *delivery; /* without an explicit hash key, or a flow, that is None */
 } BatchedPut;
 
 /* open_record.py documents the arguments and members. */
@@ -99,6 +99,7 @@ typedef struct {
     int64_t step; /* of the coarse clock, at the last reading of the clock */
     PyObject *outcome, *now; /* of the records that wait */
     Py_ssize_t count, bytes, drains; /* that run: a hook may put in one */
+    char is_fair, passes; /* a record may have to wait for the turn of its flow; none does */
     BatchedPut puts[BATCH];
 } PutBatch;
 

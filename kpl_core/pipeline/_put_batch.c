@@ -6,7 +6,7 @@
 static const double INSTANT = 0.001; /* seconds */
 
 /* The arguments of a put, of which it takes the first TAKEN, and the others have a value that is the default. */
-enum { STREAM, KEY, DATA, EXPLICIT, TAKEN, TIER = TAKEN, FLOW, METADATA, ARGUMENTS };
+enum { STREAM, KEY, DATA, EXPLICIT, FLOW, TAKEN, TIER = TAKEN, METADATA, ARGUMENTS };
 
 static PyMemberDef room_members[] = {
     {"free_records", T_PYSSIZET, offsetof(Room, free_records), 0, NULL},
@@ -56,21 +56,30 @@ static void release(const BatchedPut *put)
 {
     Py_DECREF(put->key);
     Py_DECREF(put->data);
-    Py_XDECREF(put->explicit);
+    Py_DECREF(put->explicit);
+    Py_DECREF(put->flow);
     Py_DECREF(put->delivery);
 }
 
-/* Let the pipeline put a record that opens or closes an aggregated record. If that fails, the record has failed, and all
-   but a lack of memory is kept. */
+/* Ask whether each record may enter its lane, because none waits for the turn of its flow. Returns -1 with an error. */
+static int ask_passes(PutBatch *self)
+{
+    PyObject *passes = self->is_fair ? PyObject_CallMethod(self->pipeline, "all_pass", NULL) : Py_NewRef(Py_True);
+    self->passes = passes == Py_True;
+    Py_XDECREF(passes);
+    return passes == NULL ? -1 : self->passes;
+}
+
+/* Let the pipeline put a record that opens or closes an aggregated record, or may have to wait for the turn of its flow. If
+   that fails, the record has failed, and all but a lack of memory is kept. */
 static void place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing *landing, PyObject **error)
 {
-    PyObject *explicit = put->explicit == NULL ? Py_None : put->explicit;
-    PyObject *handle = PyObject_CallMethod(self->pipeline, "place", "OOOO", put->key, put->data, explicit, now);
+    PyObject *handle = PyObject_CallMethod(self->pipeline, "place", "OOOOO", put->key, put->data, put->explicit, put->flow, now);
     if (handle == NULL) {
         PyObject *raised = NULL;
         keep_first(&raised);
         if (*error == NULL && !PyErr_GivenExceptionMatches(raised, PyExc_MemoryError)) *error = Py_NewRef(raised);
-        handle = PyObject_CallMethod(self->pipeline, "fail_put", "OOOOO", put->key, put->data, explicit, now, raised);
+        handle = PyObject_CallMethod(self->pipeline, "fail_put", "OOOOOO", put->key, put->data, put->explicit, put->flow, now, raised);
         Py_DECREF(raised);
     }
     PyObject *index = handle == NULL ? NULL : PyObject_GetAttrString(handle, "index");
@@ -80,6 +89,7 @@ static void place(PutBatch *self, const BatchedPut *put, PyObject *now, Landing 
     keep_first(error);
     Py_XDECREF(PyObject_CallMethod(self->pipeline, "attend", "O", now));
     keep_first(error);
+    if (ask_passes(self) < 0) keep_first(error);
 }
 
 /* Hash the keys of these records, and find their open records. Returns the table of the router, NULL: it has none. */
@@ -102,7 +112,7 @@ static void put_block(PutBatch *self, const BatchedPut *puts, int count, PyObjec
     ShardTable shards;
     PyObject *table = read_puts(self, puts, count, block, &shards);
     for (int each = 0; each < count; each++) {
-        if (table != NULL && append_pair(&block[each], now) > 0) {
+        if (table != NULL && self->passes && append_pair(&block[each], now) > 0) {
             const OpenRecord *record = block[each].record;
             landings[each] = (Landing){Py_NewRef(record->outcome), PyList_GET_SIZE(record->arrivals) - 1};
             continue;
@@ -181,6 +191,8 @@ static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *
     double at = PyFloat_AS_DOUBLE(now);
     if (self->count > 0 && at - PyFloat_AS_DOUBLE(self->now) > INSTANT && drain_and_wake(self, producer, stream) < 0) return -1;
     if (self->count > 0 || at < self->opens_at) return self->count > 0;
+    int passes = ask_passes(self);
+    if (passes <= 0) return passes;
     if (self->outcome == NULL) {
         PyObject *outcome = PyObject_CallMethod(self->pipeline, "new_outcome", NULL);
         if (outcome == NULL) return -1;
@@ -195,25 +207,26 @@ static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *
    the method in Python does it. */
 static PyObject *put_in_batch(PutBatch *self, PyObject *const *arguments, PyObject *now, PyObject *producer)
 {
-    PyObject *key = arguments[KEY], *data = arguments[DATA], *explicit = arguments[EXPLICIT], *stream = arguments[STREAM];
+    PyObject *key = arguments[KEY], *data = arguments[DATA], *explicit = arguments[EXPLICIT], *flow = arguments[FLOW];
     unsigned char digest[DIGEST_BYTES];
     if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key) || !PyBytes_CheckExact(data)) return NULL;
     Py_ssize_t characters = PyUnicode_GET_LENGTH(key), size = characters + PyBytes_GET_SIZE(data);
     if (characters == 0 || characters > MOST_CHARACTERS || size > self->most) return NULL;
-    if (explicit != NULL && !read_hash_key(explicit, digest)) return NULL;
-    if (prepare(self, now, producer, stream) <= 0) return NULL;
+    if (explicit != Py_None && !read_hash_key(explicit, digest)) return NULL;
+    if (flow != Py_None && !(self->is_fair && PyUnicode_CheckExact(flow) && PyUnicode_IS_COMPACT_ASCII(flow))) return NULL;
+    if (prepare(self, now, producer, arguments[STREAM]) <= 0) return NULL;
     if (self->room->free_records < 1 || self->room->free_bytes < size) return NULL;
     PyObject *delivery = new_delivery(&self->delivery, self->outcome, self->count);
     if (delivery == NULL) return NULL;
     __builtin_prefetch((char *)data + CACHE_LINE);
     __builtin_prefetch((char *)data + 2 * CACHE_LINE);
-    self->puts[self->count++] = (BatchedPut){Py_NewRef(key), Py_NewRef(data), Py_XNewRef(explicit), Py_NewRef(delivery)};
+    self->puts[self->count++] = (BatchedPut){Py_NewRef(key), Py_NewRef(data), Py_NewRef(explicit), Py_NewRef(flow), Py_NewRef(delivery)};
     self->bytes += size;
     self->room->free_records--;
     self->room->free_bytes -= size;
     if (self->count < BATCH && self->count < self->limit && self->bytes < BATCH_BYTES) return delivery;
     if (self->count < BATCH && self->drains > 0) return delivery; /* `drain_and_wake` above this call puts it too */
-    if (drain_and_wake(self, producer, stream) < 0) Py_CLEAR(delivery);
+    if (drain_and_wake(self, producer, arguments[STREAM]) < 0) Py_CLEAR(delivery);
     return delivery;
 }
 
@@ -272,6 +285,7 @@ static PyMemberDef batch_members[] = {
     {"limit", T_PYSSIZET, offsetof(PutBatch, limit), 0, NULL},
     {"most", T_PYSSIZET, offsetof(PutBatch, most), 0, NULL},
     {"opens_at", T_DOUBLE, offsetof(PutBatch, opens_at), 0, NULL},
+    {"is_fair", T_BOOL, offsetof(PutBatch, is_fair), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -1,12 +1,12 @@
 /* One put of most user records, in C: a method that replaces `Producer.put_nowait` in front of the same in Python.
 
-   It takes an ASCII key, bytes-like data for which there is room, and perhaps an explicit hash key, in the producer's own
-   event loop, however the arguments are spelt, into the batch of the stream. It leaves everything else to the method in Python, before anything
-   has changed. An error of the clock or of the memory is raised. */
+   It takes an ASCII key, bytes-like data for which there is room, and perhaps an explicit hash key and a flow, in the
+   producer's own event loop, however the arguments are spelt, into the batch of the stream. It leaves everything else to
+   the method in Python, before anything has changed. An error of the clock or of the memory is raised. */
 
 /* The names of the arguments, and of attributes. */
 enum { OWN_STREAMS = ARGUMENTS, THREAD_ID, NAMES };
-static const char *const texts[] = {"stream", "partition_key", "data", "explicit_hash_key", "tier", "flow", "metadata",
+static const char *const texts[] = {"stream", "partition_key", "data", "explicit_hash_key", "flow", "tier", "metadata",
                                     "_own_streams", "_thread_id"};
 static PyObject *interned[NAMES];
 
@@ -86,10 +86,9 @@ static int read_arguments(PyObject *const *given, Py_ssize_t positional, PyObjec
         int argument = 0;
         while (argument < ARGUMENTS && PyTuple_GET_ITEM(names, each) != interned[argument]) argument++;
         if (argument == ARGUMENTS) return 0;
-        if (argument < TAKEN) {
-            if (arguments[argument] != NULL) return 0;
-            if (argument != EXPLICIT || value != Py_None) arguments[argument] = value;
-        } else if (argument == TIER) {
+        if (argument == STREAM && positional == 2) return 0;
+        if (argument < TAKEN) arguments[argument] = value;
+        else if (argument == TIER) {
             if (!PyUnicode_CheckExact(value) || PyUnicode_CompareWithASCIIString(value, "normal") != 0) return 0;
         } else if (value != Py_None) return 0;
     }
@@ -100,7 +99,7 @@ static PyObject *call_put(PyObject *callable, PyObject *const *given, size_t fla
 {
     /* (producer, stream, partition_key=, data=, ...) */
     Py_ssize_t positional = PyVectorcall_NARGS(flags);
-    PyObject *arguments[TAKEN] = {NULL}, *own = NULL;
+    PyObject *arguments[TAKEN] = {NULL, NULL, NULL, Py_None, Py_None}, *own = NULL;
     if (positional >= 1 && read_arguments(given, positional, names, arguments)) {
         if (PyByteArray_CheckExact(arguments[DATA]) || PyMemoryView_Check(arguments[DATA]))
             arguments[DATA] = own = PyObject_CallOneArg((PyObject *)&PyBytes_Type, arguments[DATA]);

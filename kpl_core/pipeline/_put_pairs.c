@@ -50,7 +50,7 @@ static void fetch_ahead(PyObject *pairs, Py_ssize_t position, Py_ssize_t end)
     __builtin_prefetch(data + CACHE_LINE);
 }
 
-/* Read a valid key and bytes, and write the digest of the explicit hash key, if that is not NULL. Returns 0 if they are
+/* Read a valid key and bytes, and write the digest of the explicit hash key, if that is not None. Returns 0 if they are
    something else. */
 static int read_record(PyObject *key, PyObject *data, PyObject *explicit, Pair *pair)
 {
@@ -61,7 +61,7 @@ static int read_record(PyObject *key, PyObject *data, PyObject *explicit, Pair *
     pair->key = (Key){key, pair->entry, write_entry(pair->entry, KEY_TAG, key)};
     if (pair->key.entry_bytes < 0) return 0;
     pair->size = PyBytes_GET_SIZE(data) + pair->key.entry_bytes - entry_head(pair->entry);
-    if (explicit == NULL) return 1;
+    if (explicit == Py_None) return 1;
     if (!read_hash_key(explicit, pair->digest)) return 0;
     pair->explicit = (Key){explicit, pair->explicit_entry, write_entry(pair->explicit_entry, EXPLICIT_TAG, explicit)};
     return 1;
@@ -70,8 +70,8 @@ static int read_record(PyObject *key, PyObject *data, PyObject *explicit, Pair *
 /* Read a pair. Returns 0 if it is something else. */
 static int read_pair(PyObject *item, Pair *pair)
 {
-    if (!is_pair(item)) return 0;
-    PyObject *explicit = PyTuple_GET_SIZE(item) == 2 ? NULL : PyTuple_GET_ITEM(item, 2);
+    if (!is_pair(item) || (PyTuple_GET_SIZE(item) == 3 && PyTuple_GET_ITEM(item, 2) == Py_None)) return 0;
+    PyObject *explicit = PyTuple_GET_SIZE(item) == 2 ? Py_None : PyTuple_GET_ITEM(item, 2);
     return read_record(PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1), explicit, pair);
 }
 

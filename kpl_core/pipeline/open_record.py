@@ -353,11 +353,16 @@ class BatchOwner(Protocol):
     # Makes the outcome of a batch.
     new_outcome: Callable[[], Outcome]
 
-    def place(self, partition_key: str, data: bytes, explicit_hash_key: str | None, now: float) -> ResultHandle:
-        """Put a record that opens or closes an aggregated record."""
+    def place(self, key: str, data: bytes, explicit: str | None, flow: str | None, now: float) -> ResultHandle:
+        """Put a record that opens or closes an aggregated record, or must wait for the turn of its flow."""
 
-    def fail_put(self, key: str, data: bytes, explicit: str | None, now: float, error: BaseException) -> ResultHandle:
+    def fail_put(
+        self, key: str, data: bytes, explicit: str | None, flow: str | None, now: float, error: BaseException
+    ) -> ResultHandle:
         """Fail a record that `place` could not put."""
+
+    def all_pass(self) -> bool:
+        """Return True if no record waits for the turn of its flow. Asked where that is possible."""
 
     def attend(self, now: float) -> None:
         """Hand on what `place` closed."""
@@ -367,10 +372,11 @@ class PythonPutBatch:
     """User records of one stream that wait to be put together. In Python each is put at once, so none waits here."""
 
     # How many may wait; the most bytes of key and data of one; and from when on one may wait here, because the pipeline
-    # will be polled in time.
+    # will be polled in time. If `is_fair`, a record of a flow may wait here while all may enter their lanes.
     limit: int
     most: int
     opens_at: float
+    is_fair: bool
 
     def __init__(
         self, _pipeline: BatchOwner, _router: "Routing", _room: PythonRoom, _delivery: type[ResultHandle]

@@ -10,7 +10,7 @@ the answers back. Between two calls the state is whole, so a cancellation never 
 import contextlib
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from kpl_core.pipeline.intake.fair_intake import FairIntake
 from kpl_core.pipeline.intake.write_ahead import WriteAhead
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.open_record import PutBatch
-from kpl_core.pipeline.placement import RESERVED, Placement
+from kpl_core.pipeline.placement import ANY_PUT, RESERVED, Placement
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import Gate, GroupTerms, Poll, Stages
@@ -29,7 +29,7 @@ from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle, ResultHandles
 from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
-from kpl_core.records.record_result import INTERNAL, RATE_LIMITED, SHUTDOWN, Attempt
+from kpl_core.records.record_result import RATE_LIMITED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import (
     BytesLike,
     UserRecord,
@@ -39,9 +39,6 @@ from kpl_core.records.user_record import (
     require_size,
     with_bytes,
 )
-
-# Of records put one by one: each pair has no flow.
-_ANY_PUT: Final = GroupTerms(None)
 
 
 class StreamPipeline:
@@ -73,14 +70,17 @@ class StreamPipeline:
         # Of user records put one by one, until the pipeline does anything else.
         self._batch = stages.batch = PutBatch(self, stages.router, stages.buffer_limit, stages.delivery)
         # The batch for the put method in C; None where each record needs a look, or is no other's neighbour.
-        self.entrance = self._batch if self._is_direct and stages.aggregator.output.rules.any_count else None
+        batches = write_ahead is None and (fair is None or not stages.ledger.is_durable)
+        self.entrance = self._batch if batches and stages.aggregator.output.rules.any_count else None
+        self._batch.is_fair = fair is not None
         # Makes the outcome of a batch; that of the driver has a `batch_runner`.
         self.new_outcome: Callable[[], Outcome] = Outcome
         self.max_record_bytes = stages.max_record_bytes
         self._aggregator = stages.aggregator
         self._output = stages.aggregator.output
         self._placement = Placement(stages, fair)
-        self.place: Callable[[str, bytes, str | None, float], ResultHandle] = self._placement.place
+        self.place: Callable[[str, bytes, str | None, str | None, float], ResultHandle] = self._placement.place
+        self.all_pass: Callable[[], bool] = self._placement.all_pass
         self.limiter = stages.limiter
         self._send_queue = stages.send_queue
         self._retrier = stages.retrier
@@ -136,12 +136,12 @@ class StreamPipeline:
                 self.attend(now)
         return delivery
 
-    def fail_put(self, key: str, data: bytes, explicit: str | None, now: float, error: BaseException) -> ResultHandle:
+    def fail_put(
+        self, key: str, data: bytes, explicit: str | None, flow: str | None, now: float, error: BaseException
+    ) -> ResultHandle:
         """Fail a record of the batch that `place` could not put."""
-        detached = self.stages.accept_detached(UserRecord(key, data, explicit), now)
-        self.ledger.fail_waiting(detached, Attempt(False, INTERNAL, repr(error), now, now))  # noqa: FBT003
         self.attention = True
-        return self._delivery(detached.outcome, 0)
+        return self._placement.fail(UserRecord(key, data, explicit, flow), now, error)
 
     def put_pairs(self, records: list[Any], part: tuple[int, int], now: float, handles: ResultHandles) -> int:
         """Accept checked user records in this part of a list as `put` does each, and store their handles.
@@ -149,15 +149,15 @@ class StreamPipeline:
         Returns the position of the first record that is not a pair of key and data, or finds no room.
         """
         position, end = part
+        self._batch.drain()
         if not self._is_direct:
             return self._put_each(records, position, end, now, handles)
         limit = self._buffer_limit
-        self._batch.drain()
         # Something else than a put has closed a record, perhaps, such as a new shard map.
         self.attend(now)
         while position < end:
             room = limit.free_records, limit.free_bytes
-            reached, taken = self._placement.place_run(records, (position, end), now, _ANY_PUT, room, handles)
+            reached, taken = self._placement.place_run(records, (position, end), now, ANY_PUT, room, handles)
             limit.free_records -= reached - position
             limit.free_bytes -= taken
             self.attend(now)
@@ -216,7 +216,7 @@ class StreamPipeline:
                 delivery = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit)
             if record.metadata is not None:
                 delivery.note(record.metadata)
-            if origin is not None or record.flow is not None:
+            if origin is not None or (record.flow is not None and self.ledger.is_durable):
                 delivery.remark(Note(record.flow, origin))
             if origin is not None:
                 self.reaggregator.returned_to.add(lane)
@@ -263,6 +263,7 @@ class StreamPipeline:
     ) -> None:
         """Accept this part of a run of checked user records, pairs or triples, for all of which room was reserved."""
         position, end = part
+        self._batch.drain()
         disk = self.write_ahead
         if disk is not None and terms.straight:
             disk.state.bypassed += end - position

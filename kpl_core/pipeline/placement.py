@@ -13,8 +13,11 @@ from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.open_record import COMPILED, PAIR, append_pairs
 from kpl_core.pipeline.stages import GroupTerms, Stages
 from kpl_core.records.outcome import ResultHandle, ResultHandles
+from kpl_core.records.record_result import INTERNAL, Attempt
 from kpl_core.records.user_record import Tier, UserRecord
 
+# The terms of records put one by one: each pair has no flow.
+ANY_PUT: Final = GroupTerms(None)
 # The room (records, bytes) of a run whose room was reserved.
 RESERVED: Final = (sys.maxsize, sys.maxsize)
 # The lane of a user record, the lane's entry for its partition key, and the bytes of that key.
@@ -49,11 +52,18 @@ class Placement:
         lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
         return lane, lane.entry(key, digest), len(key)
 
-    def place(self, partition_key: str, data: bytes, explicit_hash_key: str | None, now: float) -> ResultHandle:
-        """Put a record of a batch of single puts that opens or closes an aggregated record."""
-        lane, key_entry, key_bytes = self.of(partition_key, explicit_hash_key, "normal")
-        size = len(data) + key_bytes
-        return lane.add_any(partition_key, key_entry, data, size, now, explicit_hash_key=explicit_hash_key)
+    def place(self, key: str, data: bytes, explicit: str | None, flow: str | None, now: float) -> ResultHandle:
+        """Put a record of a batch that opens or closes an aggregated record, or must wait for the turn of its flow."""
+        lane, key_entry, key_bytes = self.of(key, explicit, "normal")
+        if not (self._fair is None or self._fair.lets_pass(lane.shard_id)):
+            return self._queue(lane.shard_id, UserRecord(key, data, explicit, flow), now)
+        return lane.add_any(key, key_entry, data, len(data) + key_bytes, now, explicit_hash_key=explicit)
+
+    def fail(self, record: UserRecord, now: float, error: BaseException) -> ResultHandle:
+        """Fail a record that `place` could not put."""
+        detached = self._stages.accept_detached(record, now)
+        self._stages.ledger.fail_waiting(detached, Attempt(False, INTERNAL, repr(error), now, now))  # noqa: FBT003
+        return self._stages.delivery(detached.outcome, 0)
 
     def place_run(
         self,
@@ -73,7 +83,7 @@ class Placement:
         output, is_durable = self._output, self._stages.ledger.is_durable
         # Only a durable store, and what is not aggregated, needs to know whose a record is.
         note = terms.note() if is_durable or not terms.aggregate else None
-        all_pass = self._fair is None or self._fair.all_let_pass()
+        all_pass = self.all_pass()
         is_plain = all_pass and note is None and terms.aggregate and terms.tier == "normal"
         router, routes = self._router, self._router.routes
         position, end = part
@@ -111,6 +121,10 @@ class Placement:
             free_bytes -= size
             position += 1
         return position, room[1] - free_bytes
+
+    def all_pass(self) -> bool:
+        """Return True if no user record waits for the turn of its flow, as is usual."""
+        return self._fair is None or self._fair.all_let_pass()
 
     def _lets_pass(self, lane: Lane, passing: dict[Lane, bool]) -> bool:
         lets_pass = passing.get(lane)

@@ -59,6 +59,8 @@ def reserved_run(
     if disk is not None and not disk.state.can_store and (terms.keep or disk.state.failure == "refuse"):
         keys = (each[0] for each in run)
         terms = terms._replace(straight=disk.goes_straight(keys, durable=terms.durable))
+    # An error that it raises must leave nothing reserved.
+    pipeline.stages.batch.drain()
     fair.reserve(size_bytes, len(run), terms)
     return run, terms
 

@@ -4,6 +4,8 @@ import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
+
 from kpl_core.producer.delivery import Delivery
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import INTERNAL, Attempt
@@ -12,6 +14,12 @@ from kpl_core.records.record_result import INTERNAL, Attempt
 OPEN_KEY, OTHER_KEY = "a", "b"
 OTHERS = ("explicit_hash_key", "flow", "tier", "metadata")
 DEFAULTS = (None, None, "normal", None)
+
+
+class Text(str):
+    """A str that may have any methods."""
+
+    __slots__ = ()
 
 
 class OneStream(NamedTuple):
@@ -31,14 +39,19 @@ class OneStream(NamedTuple):
 def owner_of_batch(place: Any) -> Any:
     """A pipeline that puts what no open record takes, and says why it could not."""
 
-    def fail_put(_key: str, _data: bytes, _explicit: str | None, now: float, error: BaseException) -> Delivery:
+    def fail_put(_key: str, _data: bytes, _explicit: None, _flow: None, now: float, error: BaseException) -> Delivery:
         outcome = Outcome()
         outcome.attempted(Attempt(False, INTERNAL, repr(error), now, now))
         outcome.settle()
         return Delivery(outcome, 0)
 
     return SimpleNamespace(
-        place=place, fail_put=fail_put, attend=lambda _now: None, new_outcome=Outcome, attention=False
+        place=place,
+        fail_put=fail_put,
+        attend=lambda _now: None,
+        all_pass=lambda: pytest.fail("only a batch with flows asks"),
+        new_outcome=Outcome,
+        attention=False,
     )
 
 
@@ -57,8 +70,8 @@ def one_stream_of(in_c: ModuleType) -> OneStream:
     woken: list[str] = []
     now = [1.5]
 
-    def place(key: str, data: bytes, explicit: str | None, now: float) -> Delivery:
-        placed.append((key, data, explicit, now))
+    def place(key: str, data: bytes, explicit: str | None, flow: str | None, now: float) -> Delivery:
+        placed.append((key, data, explicit, flow, now))
         return Delivery(Outcome(), 7)
 
     pipeline = owner_of_batch(place)
@@ -78,5 +91,11 @@ def one_stream_of(in_c: ModuleType) -> OneStream:
     return OneStream(Producer(), pipeline, batch, batches, room, record, placed, woken, now)
 
 
-def put(one_stream: OneStream, key: str = OPEN_KEY, data: bytes = b"data", explicit: str | None = None) -> Any:
-    return one_stream.producer.put_nowait("s", partition_key=key, data=data, explicit_hash_key=explicit)
+def put(
+    one_stream: OneStream,
+    key: str = OPEN_KEY,
+    data: bytes = b"data",
+    explicit: str | None = None,
+    flow: str | None = None,
+) -> Any:
+    return one_stream.producer.put_nowait("s", partition_key=key, data=data, explicit_hash_key=explicit, flow=flow)

@@ -315,7 +315,7 @@ def test_a_record_of_a_batch_that_cannot_be_put_has_failed_and_leaves_its_room()
     stream = Stream(PARENT)
     pipeline, limit = stream.pipeline, stream.pipeline.stages.buffer_limit
     limit.reserve(size_bytes=5)
-    result = pipeline.fail_put("k", b"data", "7", 0.0, MemoryError("no memory")).peek()
+    result = pipeline.fail_put("k", b"data", "7", "f", 0.0, MemoryError("no memory")).peek()
     assert result is not None
     assert (result.error_code, result.error_message) == (INTERNAL, "MemoryError('no memory')")
     assert (limit.outstanding_records, limit.outstanding_bytes) == (0, 0)

@@ -16,7 +16,7 @@ from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.records.hash_key import md5
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import RecordResult
-from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHER_KEY, own_streams_of, owner_of_batch, put
+from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHER_KEY, Text, own_streams_of, owner_of_batch, put
 
 # When a record waits, and when it is put
 
@@ -78,7 +78,7 @@ def test_the_pipeline_puts_what_opens_or_closes_a_record_and_is_polled_if_it_wan
     for number in range(BATCH):
         one_stream.pipeline.attention = number == BATCH - 1
         put(one_stream, OTHER_KEY if number % 2 else OPEN_KEY, b"%d" % number)
-    assert one_stream.placed == [(OTHER_KEY, b"%d" % number, None, 1.5) for number in range(1, BATCH, 2)]
+    assert one_stream.placed == [(OTHER_KEY, b"%d" % number, None, None, 1.5) for number in range(1, BATCH, 2)]
     assert len(one_stream.record.arrivals) == BATCH // 2
     assert one_stream.woken == ["s"]
 
@@ -95,9 +95,59 @@ def test_an_explicit_hash_key_chooses_the_shard_of_its_record(one_stream):
         put(one_stream, key, key.encode(), explicit)
     one_stream.batch.drain()
     record = one_stream.record
-    assert one_stream.placed == [(OPEN_KEY, OPEN_KEY.encode(), last, 1.5)]
+    assert one_stream.placed == [(OPEN_KEY, OPEN_KEY.encode(), last, None, 1.5)]
     assert (len(record.arrivals), record.key_count, record.explicit_count) == (4, 2, 2)
     assert [record.explicit_index(explicit) for explicit in (first, "0", last)] == [0, 1, None]
+
+
+def test_a_record_of_a_flow_waits_in_the_batch_of_a_stream_with_flows(one_stream):
+    one_stream.pipeline.all_pass = lambda: True
+    assert put(one_stream, flow="f") == ("s", OPEN_KEY, b"data", (None, "f", "normal", None))
+    one_stream.batch.is_fair = True
+    wrong: list[Any] = ["é", Text("f"), 5, b"f"]
+    for flow in wrong:
+        assert put(one_stream, flow=flow)[3] == (None, flow, "normal", None)
+    assert (one_stream.batch.count, one_stream.room.free_records) == (0, 1_000)
+    for key in (OPEN_KEY, OTHER_KEY):
+        put(one_stream, key, key.encode(), "0" if key == OPEN_KEY else None, "f")
+    put(one_stream)
+    one_stream.batch.drain()
+    assert one_stream.placed == [(OTHER_KEY, OTHER_KEY.encode(), None, "f", 1.5)]
+    assert len(one_stream.record.arrivals) == 2
+
+
+def test_while_a_record_waits_for_the_turn_of_its_flow_python_puts_all(one_stream):
+    one_stream.batch.is_fair = True
+    one_stream.pipeline.all_pass = lambda: False
+    assert put(one_stream) == ("s", OPEN_KEY, b"data", DEFAULTS)
+    assert put(one_stream, flow="f") == ("s", OPEN_KEY, b"data", (None, "f", "normal", None))
+    assert (one_stream.batch.count, one_stream.room.free_records) == (0, 1_000)
+
+
+def test_the_pipeline_puts_the_rest_of_a_batch_in_which_a_shard_no_longer_keeps_up(one_stream):
+    """It looks at the shard of each record then."""
+    one_stream.batch.is_fair = True
+    one_stream.pipeline.all_pass = lambda: not one_stream.placed
+    keys = [OTHER_KEY if number == 5 else OPEN_KEY for number in range(40)]
+    for number, key in enumerate(keys):
+        put(one_stream, key, b"%d" % number, flow=f"flow {number}")
+    one_stream.batch.drain()
+    assert len(one_stream.record.arrivals) == 5
+    assert one_stream.placed == [(key, b"%d" % n, None, f"flow {n}", 1.5) for n, key in enumerate(keys) if n >= 5]
+    assert put(one_stream) == ("s", OPEN_KEY, b"data", DEFAULTS)
+
+
+def test_an_error_of_the_look_at_the_flows_is_raised_and_loses_no_record(one_stream):
+    answers: list[bool] = [True]
+    one_stream.batch.is_fair = True
+    one_stream.pipeline.all_pass = answers.pop
+    deliveries = [put(one_stream, OTHER_KEY, flow="f") for _ in range(3)]
+    with pytest.raises(IndexError):
+        one_stream.batch.drain()
+    assert (len(one_stream.placed), [delivery.index for delivery in deliveries]) == (3, [7] * 3)
+    with pytest.raises(IndexError):
+        put(one_stream)
+    assert (one_stream.batch.count, one_stream.room.free_records) == (0, 997)
 
 
 def test_without_a_shard_map_the_pipeline_puts_all(one_stream, in_c):
@@ -271,14 +321,16 @@ def test_a_dropped_delivery_costs_its_record_nothing(one_stream):
 
 def test_no_reference_is_lost_or_left(one_stream):
     """Ten thousand rounds with all ways out of the batch."""
-    key, data, explicit = f"{OPEN_KEY}-key", bytes([1, 2, 3]), [str(2**100), str(2**127)]
+    key, data, explicit, flow = f"{OPEN_KEY}-key", bytes([1, 2, 3]), [str(2**100), str(2**127)], f"{OPEN_KEY}-flow"
+    one_stream.batch.is_fair = True
+    one_stream.pipeline.all_pass = lambda: len(one_stream.placed) < 2
     one_stream.room.free_records = one_stream.room.free_bytes = 10**9
 
     def rounds(count: int) -> None:
         for number in range(count):
             kept = put(one_stream, key, data)
             put(one_stream, OTHER_KEY, data)
-            put(one_stream, OTHER_KEY, data, explicit[number % 2])
+            put(one_stream, OTHER_KEY, data, explicit[number % 2], flow)
             outcome = kept.outcome if number % 3 == 0 else None
             one_stream.batch.drain()
             assert kept.follow() is not outcome
@@ -290,13 +342,14 @@ def test_no_reference_is_lost_or_left(one_stream):
     rounds(100)
     one_stream.record.restart(Outcome())
     gc.collect()
-    counted = [key, data, *explicit]
-    before = [sys.getrefcount(each) for each in counted], len(gc.get_objects())
+    counted = [key, data, *explicit, flow]
+    before = [sys.getrefcount(each) for each in counted], len(gc.get_objects()), sys.getrefcount(None)
     rounds(10_000)
     one_stream.record.restart(Outcome())
     gc.collect()
     assert [sys.getrefcount(each) for each in counted] == before[0]
     assert abs(len(gc.get_objects()) - before[1]) < 50
+    assert abs(sys.getrefcount(None) - before[2]) < 1_000
 
 
 def test_a_batch_that_is_dropped_is_drained_by_a_finalizer_at_most_once(one_stream, in_c):
@@ -326,7 +379,7 @@ def test_a_batch_keeps_what_it_puts_its_records_with(one_stream):
     for name in ("pipeline", "place", "count"):
         with pytest.raises((AttributeError, TypeError)):
             delattr(one_stream.batch, name)
-    for name in ("limit", "most", "opens_at"):
+    for name in ("limit", "most", "opens_at", "is_fair"):
         with pytest.raises(TypeError):
             delattr(one_stream.batch, name)
 
@@ -369,11 +422,7 @@ def test_a_batch_puts_what_pairs_put_in_python(in_c, records, shards, limits):
         else:
             room = in_c.Room()
             room.free_records = room.free_bytes = 10**9
-            owner = owner_of_batch(
-                lambda key, data, explicit, _now, left=left: (
-                    left.append((key, data, explicit)) or Delivery(Outcome(), 0)
-                )
-            )
+            owner = owner_of_batch(lambda *record, left=left: left.append(record[:3]) or Delivery(Outcome(), 0))
             batch = in_c.PutBatch(owner, SimpleNamespace(table=(b"".join(ends), opened)), room, Delivery)
             batch.most, batch.opens_at = 1_000, 0.0
             _put_in_c(in_c, records, batch)

@@ -12,16 +12,10 @@ import pytest
 
 from kpl_core.producer.delivery import Delivery
 from kpl_core.records.outcome import Outcome
-from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHER_KEY, OTHERS, own_streams_of, put
+from tests.pipeline.one_stream import DEFAULTS, OPEN_KEY, OTHER_KEY, OTHERS, Text, own_streams_of, put
 
 # Linux's CLOCK_MONOTONIC_COARSE, for which `time` has no name.
 COARSE = 6
-
-
-class Text(str):
-    """A str that may have any methods."""
-
-    __slots__ = ()
 
 
 NO_HASH_KEYS: list[Any] = [
@@ -80,7 +74,7 @@ def test_the_put_method_takes_every_spelling(one_stream, spelled):
         ("s", {"tier": 5}),
         ("s", {"metadata": {}}),
         *[("s", {"explicit_hash_key": each}) for each in NO_HASH_KEYS],
-        ("s", {"explicit_hash_key": "7", "flow": "f"}),
+        ("s", {"explicit_hash_key": "7", "metadata": {}}),
         ("s", {"explicit_hash_key": "7", "data": "text"}),
         (["unhashable"], {}),
     ],

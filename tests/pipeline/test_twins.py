@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kpl_core import BufferFull, Config, InvalidUserRecord, Producer
+from kpl_core import BufferFull, Config, FairnessPolicy, InvalidUserRecord, Producer
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.open_record import COMPILED, fork_count
 from kpl_core.producer.delivery import Deliveries, Delivery
@@ -27,6 +27,7 @@ from kpl_core.records.user_record import UserRecord
 from tests.support.material import even_shards, split
 
 STREAM = "orders"
+SMALL_RECORDS: dict[str, Any] = {"aggregation_max_size": 3_000, "record_ttl_ms": 5_000.0}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"ordering": "per_key"},
@@ -34,6 +35,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"collection_max_count": 3},
     {"aggregation_max_count": 5, "record_ttl_ms": 3_000.0},
     {"rate_limit_records_per_sec_per_shard": 20, "record_ttl_ms": 2_000.0},
+    {"fairness": FairnessPolicy(weights={"a": 3.0}), "rate_limit_records_per_sec_per_shard": 20, **SMALL_RECORDS},
+    {"fairness": FairnessPolicy(), "ordering": "per_key", "rate_limit_bytes_per_sec_per_shard": 50_000},
 ]
 FACTORS_OF_TIME = (0.002, 0.01, 0.05, 0.3)
 
@@ -56,12 +59,18 @@ class Twin:
         self.now = 100.0
         config = Config(region="us-east-1", **CONFIGS[seed % len(CONFIGS)])
         self.limit = BufferLimit(max_records=random.choice([300, 10_000]), max_bytes=3_000_000)
+        self.flows: list[str | None] = [None]
+        if config.fairness is not None:
+            # While much is free no flow has used up its share. In a batch none is refused for that.
+            self.limit = BufferLimit(max_records=10**6, max_bytes=10**9)
+            self.flows += ["a", "b", "c", "é"]
         self.pipeline = stream_parts(
             STREAM, config, self.limit, now=self.now, chance=Random(seed).random, delivery=Delivery, listening=True
         ).pipeline
         self.shards = even_shards(random.randrange(1, 6))
         self.next_shard = 100
         self.keys = [f"key {number}" for number in range(random.choice([3, 40, 5_000]))]
+        self.has_explicit_keys = random.random() < 0.6
         self.in_flight: list[PutRecordsRequest] = []
         self.handles: list[Delivery | Deliveries] = []
         self.put_count = 0
@@ -98,6 +107,7 @@ class Twin:
         for number in range(rounds):
             self.now += self.random.choice(FACTORS_OF_TIME)
             for step in self.random.choices(steps, k=self.random.randrange(1, 4)):
+                self.make_lanes()
                 step()
             # Records of the batch may expire when it is put.
             self.pipeline._batch.drain()  # noqa: SLF001 - what nothing else asks for
@@ -107,25 +117,35 @@ class Twin:
         self.end()
         print(COMPILED, self.put_count)  # noqa: T201 - for the test
 
+    def make_lanes(self) -> None:
+        """Make all lanes in one order, in which a flush closes them.
+
+        Python looks up the lane of a partition key also for a record that has an explicit hash key, and C does not.
+        """
+        if self.has_explicit_keys:
+            for shard_id in self.pipeline.shard_map.open_shards:
+                self.pipeline.stages.aggregator.lane(shard_id)
+
     def put_one_by_one(self) -> None:
         size = self.random.choice([0, 30, 300, 3_000, 30_000])
         explicit_keys = self.explicit_keys()
         for _ in range(self.random.choice([1, 5, 60, 200])):
             key = self.random.choice(self.keys)
             data = self.random.randbytes(self.random.randrange(size + 1))
-            explicit = self.random.choice(explicit_keys)
+            explicit, flow = self.random.choice(explicit_keys), self.random.choice(self.flows)
             try:
-                self.handles.append(
-                    Producer.put_nowait(self.producer, STREAM, partition_key=key, data=data, explicit_hash_key=explicit)
+                delivery = Producer.put_nowait(
+                    self.producer, STREAM, partition_key=key, data=data, explicit_hash_key=explicit, flow=flow
                 )
             except (BufferFull, InvalidUserRecord, TypeError) as error:
                 self.say(repr(error))
                 return
+            self.handles.append(delivery)
             self.put_count += 1
 
     def explicit_keys(self) -> list[Any]:
         """Return what the explicit hash keys of some puts are drawn from: none, few, many, or a wrong one."""
-        count, most = self.random.choice([(0, 1), (0, 1), (3, 1_000), (60, 2**128)])
+        count, most = self.random.choice([(0, 1), (3, 1_000), (60, 2**128)] if self.has_explicit_keys else [(0, 1)])
         keys: list[Any] = [str(self.random.randrange(most)) for _ in range(count)]
         if self.random.random() < 0.1:
             keys.append(self.random.choice(["007", str(2**128), "-1", 7]))

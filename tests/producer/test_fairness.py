@@ -165,6 +165,26 @@ async def test_a_close_out_of_time_sends_what_still_waits_in_its_flows():
     assert report.complete
 
 
+async def test_records_put_in_all_ways_stay_in_the_order_of_their_calls():
+    transport = unmetered()
+    config = Config(fairness=FairnessPolicy(), ordering="per_key")
+    async with Producer(config, transport=transport) as producer:
+        _ = await producer.put(STREAM, partition_key="k", data=b"first", flow="f")
+        await producer.flush()
+        numbers = iter(range(1_000))
+        for _ in range(20):
+            for _ in range(3):
+                _ = producer.put_nowait(STREAM, partition_key="k", data=b"%d" % next(numbers), flow="f")
+            await producer.put_many(STREAM, [("k", b"%d" % next(numbers)) for _ in range(2)])
+            _ = producer.put_nowait(STREAM, partition_key="k", data=b"%d" % next(numbers))
+            producer.internal.put_pairs_together_nowait(STREAM, [("k", b"%d" % next(numbers))], flow="g")
+            _ = producer.put_nowait(STREAM, partition_key="k", data=b"%d" % next(numbers), metadata={})
+        report = await producer.close()
+    stored = [record.data for blob in transport.kinesis.records(STREAM) for record in decode(blob.data) or ()]
+    assert stored == [b"%d" % number for number in range(160)]
+    assert report.delivered == 161
+
+
 async def test_without_a_policy_a_flow_is_only_a_name():
     async with Producer(Config(), transport=unmetered()) as producer:
         assert (await producer.put_nowait(STREAM, partition_key="k", data=b"x", flow="anything")).successful

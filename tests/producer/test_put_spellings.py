@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kpl_core import COMPILED, Config, Producer, UserRecord
+from kpl_core import COMPILED, Config, FairnessPolicy, Producer, UserRecord
 from kpl_core.pipeline.pipeline import StreamPipeline
 from tests.support.producer_scene import STREAM, unmetered
 
@@ -25,6 +25,7 @@ SPELLINGS: dict[str, Callable[[Producer, str], object]] = {
     "an explicit hash key": lambda it, key: it.put_nowait(
         STREAM, partition_key=key, data=b"x", explicit_hash_key=str(int(key.split()[1]) << 120)
     ),
+    "a flow": lambda it, key: it.put_nowait(STREAM, partition_key=key, data=b"x", flow="f"),
     "a UserRecord": lambda it, key: it.internal.put_record_nowait(STREAM, UserRecord(key, b"x")),
 }
 
@@ -58,7 +59,8 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_known_key_is_put_in_c(spelling, new_loop, in_python):
     async def main() -> None:
-        async with Producer(Config(), transport=unmetered(2)) as producer:
+        config = Config(fairness=FairnessPolicy()) if spelling == "a flow" else Config()
+        async with Producer(config, transport=unmetered(2)) as producer:
             # The shards are known after the first round, and the keys after the second one.
             for _ in range(2):
                 for key in KEYS:
