@@ -276,20 +276,10 @@ static PyObject *explicit_index(OpenRecord *self, PyObject *explicit)
 static PyObject *first_key(OpenRecord *self, PyObject *Py_UNUSED(ignored))
 {
     const char *entry = self->keys.entries.bytes;
-    if (self->keys.count == 0) {
-        PyErr_SetNone(PyExc_StopIteration);
-        return NULL;
-    }
+    if (!require(self->keys.count > 0, "a partition key first")) return NULL;
     Py_ssize_t head = entry_head(entry), text_bytes = entry[1] & 0x7f;
     if (head == 3) text_bytes |= (Py_ssize_t)entry[2] << 7;
     return PyUnicode_DecodeUTF8(entry + head, text_bytes, NULL);
-}
-
-static PyObject *only_data(OpenRecord *self, PyObject *Py_UNUSED(ignored))
-{
-    if (self->first_data != NULL) return Py_NewRef(self->first_data);
-    PyErr_SetString(PyExc_IndexError, "the record is empty");
-    return NULL;
 }
 
 static PyObject *aggregated(OpenRecord *self, PyObject *Py_UNUSED(ignored))
@@ -318,7 +308,6 @@ static PyMethodDef methods[] = {
     {"key_index", (PyCFunction)key_index, METH_O, NULL},
     {"explicit_index", (PyCFunction)explicit_index, METH_O, NULL},
     {"first_key", (PyCFunction)first_key, METH_NOARGS, NULL},
-    {"only_data", (PyCFunction)only_data, METH_NOARGS, NULL},
     {"aggregated", (PyCFunction)aggregated, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -326,6 +315,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"outcome", T_OBJECT_EX, offsetof(OpenRecord, outcome), READONLY, NULL},
     {"arrivals", T_OBJECT_EX, offsetof(OpenRecord, arrivals), READONLY, NULL},
+    {"only_data", T_OBJECT_EX, offsetof(OpenRecord, first_data), READONLY, NULL},
     {"limit", T_PYSSIZET, offsetof(OpenRecord, limit), 0, NULL},
     {"size", T_PYSSIZET, offsetof(OpenRecord, size), 0, NULL},
     {"key_count", T_PYSSIZET, offsetof(OpenRecord, keys.count), READONLY, NULL},

@@ -99,7 +99,7 @@ typedef struct {
     int64_t step; /* of the coarse clock, at the last reading of the clock */
     PyObject *outcome, *now; /* of the records that wait */
     Py_ssize_t count, bytes, drains; /* that run: a hook may put in one */
-    char is_fair, passes; /* a record may have to wait for the turn of its flow; none does */
+    char takes_flows, passes; /* no record waits for the turn of its flow */
     BatchedPut puts[BATCH];
 } PutBatch;
 

@@ -64,7 +64,7 @@ static void release(const BatchedPut *put)
 /* Ask whether each record may enter its lane, because none waits for the turn of its flow. Returns -1 with an error. */
 static int ask_passes(PutBatch *self)
 {
-    PyObject *passes = self->is_fair ? PyObject_CallMethod(self->pipeline, "all_pass", NULL) : Py_NewRef(Py_True);
+    PyObject *passes = PyObject_CallMethod(self->pipeline, "all_pass", NULL);
     self->passes = passes == Py_True;
     Py_XDECREF(passes);
     return passes == NULL ? -1 : self->passes;
@@ -213,7 +213,7 @@ static PyObject *put_in_batch(PutBatch *self, PyObject *const *arguments, PyObje
     Py_ssize_t characters = PyUnicode_GET_LENGTH(key), size = characters + PyBytes_GET_SIZE(data);
     if (characters == 0 || characters > MOST_CHARACTERS || size > self->most) return NULL;
     if (explicit != Py_None && !read_hash_key(explicit, digest)) return NULL;
-    if (flow != Py_None && !(self->is_fair && PyUnicode_CheckExact(flow) && PyUnicode_IS_COMPACT_ASCII(flow))) return NULL;
+    if (flow != Py_None && !(self->takes_flows && PyUnicode_CheckExact(flow) && PyUnicode_IS_COMPACT_ASCII(flow))) return NULL;
     if (prepare(self, now, producer, arguments[STREAM]) <= 0) return NULL;
     if (self->room->free_records < 1 || self->room->free_bytes < size) return NULL;
     PyObject *delivery = new_delivery(&self->delivery, self->outcome, self->count);
@@ -285,7 +285,7 @@ static PyMemberDef batch_members[] = {
     {"limit", T_PYSSIZET, offsetof(PutBatch, limit), 0, NULL},
     {"most", T_PYSSIZET, offsetof(PutBatch, most), 0, NULL},
     {"opens_at", T_DOUBLE, offsetof(PutBatch, opens_at), 0, NULL},
-    {"is_fair", T_BOOL, offsetof(PutBatch, is_fair), 0, NULL},
+    {"takes_flows", T_BOOL, offsetof(PutBatch, takes_flows), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -85,8 +85,7 @@ static int read_arguments(PyObject *const *given, Py_ssize_t positional, PyObjec
         PyObject *value = given[positional + each];
         int argument = 0;
         while (argument < ARGUMENTS && PyTuple_GET_ITEM(names, each) != interned[argument]) argument++;
-        if (argument == ARGUMENTS) return 0;
-        if (argument == STREAM && positional == 2) return 0;
+        if (argument == ARGUMENTS || (argument == STREAM && positional == 2)) return 0;
         if (argument < TAKEN) arguments[argument] = value;
         else if (argument == TIER) {
             if (!PyUnicode_CheckExact(value) || PyUnicode_CompareWithASCIIString(value, "normal") != 0) return 0;

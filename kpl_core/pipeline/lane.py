@@ -215,7 +215,7 @@ class AggregatingLane:
         first_key = record.first_key()
         first_explicit = self._first_explicit_hash_key
         aggregated = len(arrivals) > 1
-        data = record.aggregated() if aggregated else record.only_data()
+        data = record.aggregated() if aggregated else record.only_data
         partition_key = first_key if self._rules.first_partition_key or not aggregated else "a"
         expires_at = self._oldest_arrival + self._rules.ttl_seconds
         output = self._output

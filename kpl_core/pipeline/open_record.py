@@ -181,8 +181,9 @@ class PythonOpenRecord:
         """Return the partition key of the first user record. There must be one."""
         return next(iter(self._key_indices))
 
+    @property
     def only_data(self) -> bytes:
-        """Return the data of the only user record."""
+        """The data of the only user record."""
         return self._pieces[-1]
 
     def aggregated(self) -> bytes:
@@ -362,7 +363,7 @@ class BatchOwner(Protocol):
         """Fail a record that `place` could not put."""
 
     def all_pass(self) -> bool:
-        """Return True if no record waits for the turn of its flow. Asked where that is possible."""
+        """Return True if no record waits for the turn of its flow."""
 
     def attend(self, now: float) -> None:
         """Hand on what `place` closed."""
@@ -372,11 +373,11 @@ class PythonPutBatch:
     """User records of one stream that wait to be put together. In Python each is put at once, so none waits here."""
 
     # How many may wait; the most bytes of key and data of one; and from when on one may wait here, because the pipeline
-    # will be polled in time. If `is_fair`, a record of a flow may wait here while all may enter their lanes.
+    # will be polled in time. With `takes_flows`, nothing needs to know whose a record is that may enter its lane.
     limit: int
     most: int
     opens_at: float
-    is_fair: bool
+    takes_flows: bool
 
     def __init__(
         self, _pipeline: BatchOwner, _router: "Routing", _room: PythonRoom, _delivery: type[ResultHandle]

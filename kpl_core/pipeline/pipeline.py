@@ -72,7 +72,7 @@ class StreamPipeline:
         # The batch for the put method in C; None where each record needs a look, or is no other's neighbour.
         batches = write_ahead is None and (fair is None or not stages.ledger.is_durable)
         self.entrance = self._batch if batches and stages.aggregator.output.rules.any_count else None
-        self._batch.is_fair = fair is not None
+        self._batch.takes_flows = not stages.ledger.is_durable
         # Makes the outcome of a batch; that of the driver has a `batch_runner`.
         self.new_outcome: Callable[[], Outcome] = Outcome
         self.max_record_bytes = stages.max_record_bytes

@@ -69,7 +69,7 @@ def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> obj
                 record.size += len(head) + len(data)
                 assert record.key_index(record.first_key()) == 0
                 if len(record.arrivals) == 1:
-                    assert record.only_data() == data
+                    assert record.only_data == data
             return delivery and (type(delivery), delivery.outcome is record.outcome, delivery.index)
     return None
 
@@ -229,8 +229,10 @@ def test_wrong_arguments_are_refused_and_change_nothing(in_c, arguments):
     record.limit = 1_000
     with pytest.raises(TypeError):
         record.append(*arguments)
-    with pytest.raises((IndexError, StopIteration)):
-        record.only_data()
+    with pytest.raises(AttributeError):
+        _ = record.only_data
+    with pytest.raises(TypeError):
+        record.first_key()
     assert (record.size, record.arrivals, record.aggregated()[4:]) == (20, [], bytes(16))
 
 

@@ -101,9 +101,8 @@ def test_an_explicit_hash_key_chooses_the_shard_of_its_record(one_stream):
 
 
 def test_a_record_of_a_flow_waits_in_the_batch_of_a_stream_with_flows(one_stream):
-    one_stream.pipeline.all_pass = lambda: True
     assert put(one_stream, flow="f") == ("s", OPEN_KEY, b"data", (None, "f", "normal", None))
-    one_stream.batch.is_fair = True
+    one_stream.batch.takes_flows = True
     wrong: list[Any] = ["é", Text("f"), 5, b"f"]
     for flow in wrong:
         assert put(one_stream, flow=flow)[3] == (None, flow, "normal", None)
@@ -117,7 +116,7 @@ def test_a_record_of_a_flow_waits_in_the_batch_of_a_stream_with_flows(one_stream
 
 
 def test_while_a_record_waits_for_the_turn_of_its_flow_python_puts_all(one_stream):
-    one_stream.batch.is_fair = True
+    one_stream.batch.takes_flows = True
     one_stream.pipeline.all_pass = lambda: False
     assert put(one_stream) == ("s", OPEN_KEY, b"data", DEFAULTS)
     assert put(one_stream, flow="f") == ("s", OPEN_KEY, b"data", (None, "f", "normal", None))
@@ -126,7 +125,7 @@ def test_while_a_record_waits_for_the_turn_of_its_flow_python_puts_all(one_strea
 
 def test_the_pipeline_puts_the_rest_of_a_batch_in_which_a_shard_no_longer_keeps_up(one_stream):
     """It looks at the shard of each record then."""
-    one_stream.batch.is_fair = True
+    one_stream.batch.takes_flows = True
     one_stream.pipeline.all_pass = lambda: not one_stream.placed
     keys = [OTHER_KEY if number == 5 else OPEN_KEY for number in range(40)]
     for number, key in enumerate(keys):
@@ -139,7 +138,7 @@ def test_the_pipeline_puts_the_rest_of_a_batch_in_which_a_shard_no_longer_keeps_
 
 def test_an_error_of_the_look_at_the_flows_is_raised_and_loses_no_record(one_stream):
     answers: list[bool] = [True]
-    one_stream.batch.is_fair = True
+    one_stream.batch.takes_flows = True
     one_stream.pipeline.all_pass = answers.pop
     deliveries = [put(one_stream, OTHER_KEY, flow="f") for _ in range(3)]
     with pytest.raises(IndexError):
@@ -322,7 +321,7 @@ def test_a_dropped_delivery_costs_its_record_nothing(one_stream):
 def test_no_reference_is_lost_or_left(one_stream):
     """Ten thousand rounds with all ways out of the batch."""
     key, data, explicit, flow = f"{OPEN_KEY}-key", bytes([1, 2, 3]), [str(2**100), str(2**127)], f"{OPEN_KEY}-flow"
-    one_stream.batch.is_fair = True
+    one_stream.batch.takes_flows = True
     one_stream.pipeline.all_pass = lambda: len(one_stream.placed) < 2
     one_stream.room.free_records = one_stream.room.free_bytes = 10**9
 
@@ -379,7 +378,7 @@ def test_a_batch_keeps_what_it_puts_its_records_with(one_stream):
     for name in ("pipeline", "place", "count"):
         with pytest.raises((AttributeError, TypeError)):
             delattr(one_stream.batch, name)
-    for name in ("limit", "most", "opens_at", "is_fair"):
+    for name in ("limit", "most", "opens_at", "takes_flows"):
         with pytest.raises(TypeError):
             delattr(one_stream.batch, name)
 

@@ -26,6 +26,7 @@ SPELLINGS: dict[str, Callable[[Producer, str], object]] = {
         STREAM, partition_key=key, data=b"x", explicit_hash_key=str(int(key.split()[1]) << 120)
     ),
     "a flow": lambda it, key: it.put_nowait(STREAM, partition_key=key, data=b"x", flow="f"),
+    "a flow with a policy": lambda it, key: it.put_nowait(STREAM, partition_key=key, data=b"x", flow="f"),
     "a UserRecord": lambda it, key: it.internal.put_record_nowait(STREAM, UserRecord(key, b"x")),
 }
 
@@ -59,7 +60,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_known_key_is_put_in_c(spelling, new_loop, in_python):
     async def main() -> None:
-        config = Config(fairness=FairnessPolicy()) if spelling == "a flow" else Config()
+        config = Config(fairness=FairnessPolicy()) if spelling == "a flow with a policy" else Config()
         async with Producer(config, transport=unmetered(2)) as producer:
             # The shards are known after the first round, and the keys after the second one.
             for _ in range(2):
