@@ -126,7 +126,7 @@ class Connection:
                 credential = LOCAL_CREDENTIAL
         if not region and not is_local:
             found = "no region is set" if region is None else "the region is empty"
-            message = f"{found}; name one with --region, or set AWS_DEFAULT_REGION"
+            message = f"{found}; name one with --region, or set AWS_DEFAULT_REGION (AWS_REGION is not read)"
             raise CommandFailure(message)
         return cls(stream, region=region or LOCAL_REGION, endpoint_url=endpoint_url, credential=credential)
 

@@ -35,6 +35,7 @@ from kpl_core.background.process_end import (
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.background.stderr_report import shown_cause
+from kpl_core.options.validation import require_kind
 from kpl_core.records.user_record import require_stream
 from kpl_core.transport import KinesisTransport
 from kpl_integrations.logging_handler.entry import ENTRY_BYTES, Entry, encode_large, entry_size, key_chooser, key_of
@@ -115,6 +116,10 @@ class KinesisHandler(logging.Handler, ProcessListener):
         transport: Callable[[Config], KinesisTransport] | None = None,
         **options: Unpack[LogOptions],
     ) -> None:
+        # In `dictConfig` a name without ext:// stays a str, and the first log call would raise.
+        require_kind(
+            "producer", producer, BlockingProducer | None, "an open BlockingProducer; dictConfig needs 'ext://'"
+        )
         settings = self._settings = log_settings(stream, config, dict(options), is_shared=producer is not None)
         require_stream(stream)
         self.stream = stream

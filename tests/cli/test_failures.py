@@ -102,7 +102,7 @@ def test_no_region(failing, monkeypatch, command):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert failing(command, "demo") == (
         ExitCode.UNUSABLE,
-        "kpl: no region is set; name one with --region, or set AWS_DEFAULT_REGION\n",
+        "kpl: no region is set; name one with --region, or set AWS_DEFAULT_REGION (AWS_REGION is not read)\n",
     )
 
 
@@ -111,7 +111,7 @@ def test_an_empty_region(failing, monkeypatch, command):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "")
     assert failing(command, "demo") == (
         ExitCode.UNUSABLE,
-        "kpl: the region is empty; name one with --region, or set AWS_DEFAULT_REGION\n",
+        "kpl: the region is empty; name one with --region, or set AWS_DEFAULT_REGION (AWS_REGION is not read)\n",
     )
 
 

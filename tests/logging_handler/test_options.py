@@ -50,6 +50,7 @@ def test_an_option_that_the_configuration_has_too_is_an_error(option, inside):
         ({"close_timeout": math.inf}, "close_timeout is inf; it must be a finite number"),
         ({"max_queue_records": "100"}, "max_queue_records is '100'"),
         ({"partition_key": None}, "partition_key is of type NoneType; it must be a str or a function"),
+        ({"producer": "orders.producer"}, "producer is of type str; it must be an open BlockingProducer; .* 'ext://'"),
     ],
 )
 def test_an_option_out_of_its_bounds_raises_an_error_that_names_it(options, words):

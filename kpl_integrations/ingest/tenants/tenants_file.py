@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -25,6 +25,8 @@ _LONGEST_SECRET: Final = 4096
 # A quoted value in a message of msgspec or tomllib; a path such as `$.tenant[0].weight` is not a value.
 _QUOTED: Final = re.compile(r"""([`'"])([^`'"$][^`'"]*)\1""")
 _UNKNOWN_MEMBER: Final = re.compile(r"unknown field `([^`]*)`")
+# The members with a choice of words, by the end of the path in msgspec's message, which does not name the words.
+_CHOICES: Final = {"tier": get_args(Tier), "ack": get_args(Ack), "otlp": get_args(Signal)}
 
 
 # What is shown of a reference to a secret, because it may be the secret itself, pasted: a variable of capital
@@ -273,7 +275,10 @@ def parse_tenants(
 
 
 def _suggestion(message: str) -> str:
-    """Return the member that was meant, if the parser's message is of an unknown one; its path says whose it is."""
+    """Return what the parser's message lacks: the allowed values, or the member that was meant."""
+    if message.startswith("Invalid enum value"):
+        choices = _CHOICES.get(message.rstrip("`").rpartition(".")[2])
+        return "" if choices is None else f"; it must be one of {', '.join(choices)}"
     unknown = _UNKNOWN_MEMBER.search(message)
     if unknown is None:
         return ""

@@ -134,6 +134,9 @@ FAULTS: list[tuple[str, str]] = [
     (one(more=f"{KEY} = 1"), "a value of 47 characters, which may be a key"),
     (one(more=f"tier = '{KEY}'"), "a value of 47 characters|Invalid enum"),
     (one(more=f"[tenant.otlp]\n{KEY} = 's'"), "a value of 47 characters|Invalid enum"),
+    (one(more="tier = 'gold'"), "'gold' .*tier`; it must be one of critical, normal, bulk"),
+    (one(more="ack = 'Delivered'"), "'Delivered' .*ack`; it must be one of queued, spooled, delivered"),
+    (one(more="[tenant.otlp]\nlog = 's'"), "'log' .*otlp`; it must be one of logs, traces, metrics"),
     (one(more=f"streams = ['{KEY}'"), "not TOML"),
     (
         one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\n" * 2),
