@@ -307,9 +307,10 @@ def _bad_records(decoded: Decoded) -> Refused:
     problems = decoded.problems
     total = len(decoded.records) + len({problem.index for problem in problems})
     first = problems[0]
+    field = "" if first.field == "$" or first.field in first.detail else f"{first.field}: "
     detail = (
         f"{len(problems):,} of {total:,} records are invalid, so none was accepted; the first is "
-        f"records[{first.index}]: {first.detail}"
+        f"records[{first.index}]: {field}{first.detail}"
     )
     errors = [RejectedRecord(each.index, each.field, each.detail) for each in problems[:_MOST_PROBLEMS]]
     return Refused(Refusal.BAD_RECORDS, detail, extensions={"errors": errors, "error_count": len(problems)})

@@ -92,6 +92,8 @@ async def test_partial_accepts_the_valid_records_and_names_each_invalid_one():
         client = Client(gateway)
         refused = await client.call("POST", PATH, body, headers={"content-type": NDJSON})
         assert (refused.status, refused.json()["error_count"]) == (400, 2)
+        wrong_type = await client.post({"records": [{"partition_key": 42, "data": "x"}]})
+        assert wrong_type.json()["detail"].endswith("records[0]: partition_key: Expected `str | null`, got `int`")
         taken = await client.call("POST", f"{PATH}?partial=true&ack=delivered", body, headers={"content-type": NDJSON})
         answered = taken.json()
         assert (taken.status, answered["delivered"]) == (200, 2)
