@@ -75,7 +75,7 @@ from kpl_integrations.ingest.routes.request_driver import RequestDriver
 from kpl_integrations.ingest.routes.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stats import GatewayStats, SingleProcessStats
-from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
+from kpl_integrations.ingest.streams.stream_directory import NO_STREAM, StreamDirectory
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
 from kpl_integrations.ingest.tenants.tenant import ReloadFailureLog
@@ -319,6 +319,8 @@ class IngestGateway:
             self.opened.parts.coordinated("shards", fact)
         elif isinstance(fact, RequestCompleted):
             self.opened.parts.answered(fact)
+            if fact.error_code == NO_STREAM:
+                self.opened.streams.doubt(fact.stream)
         elif not isinstance(fact, RecordsFinished):
             self.admission(fact)
         elif fact.outcome == "delivered":

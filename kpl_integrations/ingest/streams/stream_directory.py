@@ -1,5 +1,7 @@
 """Look up stream names once and cache the answers; a missing stream is looked up again after 30 s.
 
+A stream that is deleted while the gateway runs is looked up again as soon as Kinesis has refused a put to it.
+
 A pipeline stays for the life of the producer, so none is created for a name without a stream. A stream has one
 pipeline for its name and its ARN. With two pipelines, each would use the full limits of the shards.
 
@@ -38,7 +40,8 @@ UNCONFIRMED_SECONDS: Final = 3_600.0
 _FULL_RETRY_SECONDS: Final = 60.0
 
 # The codes of Kinesis for a name that has no stream or is invalid.
-_ABSENT_CODES: Final = frozenset({"ResourceNotFoundException", "ValidationException", "InvalidArgumentException"})
+NO_STREAM: Final = "ResourceNotFoundException"
+_ABSENT_CODES: Final = frozenset({NO_STREAM, "ValidationException", "InvalidArgumentException"})
 
 
 class UnconfirmedNames:
@@ -182,6 +185,15 @@ class StreamDirectory:
         if stream in self._unconfirmed.names and len(self.known) < MOST_STREAMS:
             self._unconfirmed.discard(stream)
             self.known.add(stream)
+
+    def doubt(self, stream: str) -> None:
+        """Look a stream up again before the next put to it: Kinesis has answered one that there is none."""
+        if stream in self.known:
+            self.known.discard(stream)
+            _log.warning("Kinesis says that stream %r does not exist any more; the next request looks it up", stream)
+        elif stream in self._unconfirmed.names:
+            # It may not be looked up.
+            _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
 
     async def _ask(
         self, what: str, name: str, tenant: str, calls: CallBudget, ask: Callable[[str, str], Awaitable[None]]

@@ -24,6 +24,7 @@ from kpl_integrations.ingest.streams.stream_directory import (
     ask_arn,
 )
 from kpl_integrations.ingest.tenants import Tenant
+from tests.support.gateway_scene import STREAM, Client, kinesis, open_gateway, records
 from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
@@ -341,3 +342,36 @@ async def test_a_stream_that_does_not_exist_is_looked_up_again_after_half_a_minu
             service.create_stream("later", shard_count=1, now=0.0)
     now = ABSENT_SECONDS + 0.1
     assert await directory.admit("later", globs("*"), tenant="t") == "later"
+
+
+async def test_a_stream_that_was_deleted_is_not_acknowledged_any_more(caplog: pytest.LogCaptureFixture):
+    """Every record got 202, and was lost."""
+    transport = kinesis()
+    async with open_gateway(transport) as gateway:
+        client = Client(gateway)
+        assert (await client.post(records(3), ack="delivered")).status == 200
+        transport.kinesis.delete_stream(STREAM, now=anyio.current_time())
+        assert (await client.post(records(3))).status == 202
+        await gateway.producer.flush()
+        for _ in range(3):
+            answer = await client.post(records(3))
+            assert (answer.status, answer.json()["code"]) == (404, "unknown-stream")
+        assert [record.message for record in caplog.records if "does not exist any more" in record.message] == [
+            f"Kinesis says that stream {STREAM!r} does not exist any more; the next request looks it up"
+        ]
+        transport.kinesis.create_stream(STREAM, shard_count=1, now=anyio.current_time())
+        await anyio.sleep(ABSENT_SECONDS)
+        assert (await client.post(records(3), ack="delivered")).status == 200
+        report = gateway.producer.report()
+        assert (report.delivered, report.failed_total) == (6, 3)
+
+
+async def test_a_stream_that_may_not_be_looked_up_and_is_not_there_is_refused_for_a_while():
+    scene = Scene()
+    scene.directory._unconfirmed.add("t", "secret", 0.0)  # noqa: SLF001 - as after a look-up that is forbidden
+    await scene.directory.require("secret", "t")
+    scene.directory.doubt("secret")
+    with pytest.raises(Refused, match="no stream secret"):
+        await scene.directory.require("secret", "t")
+    scene.now = ABSENT_SECONDS
+    await scene.directory.require("secret", "t")
