@@ -55,6 +55,7 @@ class Symptom(StrEnum):
     CERTIFICATE_NOT_READ = "certificate not read"
     CERTIFICATE_EXPIRES_SOON = "certificate expires soon"
     STREAMS_REFUSED = "streams refused"
+    NO_STREAM_KNOWN = "no stream known"
     STREAM_BREAKER_OPEN = "stream breaker open"
     REQUESTS_FAIL = "requests fail"
     SOME_REQUESTS_FAIL = "some requests fail"
@@ -163,6 +164,11 @@ RULES: Final = (
     PartRule(
         *(Part.KINESIS, Symptom.STREAMS_REFUSED, PartState.FAILED, False, 0.0),
         "the circuit breaker of stream {} is open, and no spool stores its records",
+        _STORE,
+    ),
+    PartRule(
+        *(Part.KINESIS, Symptom.NO_STREAM_KNOWN, PartState.FAILED, False, 3.0),
+        "stream {} cannot be looked up, and the gateway knows no other",
         _STORE,
     ),
     PartRule(

@@ -15,10 +15,11 @@ import anyio
 from kpl_core import Producer
 from kpl_core.durability.circuit_breaker import BreakerState
 from kpl_core.hooks import CoordinatorMet, RequestCompleted
+from kpl_core.records.record_result import REASON_BY_ERROR_CODE
 from kpl_integrations.ingest.http.certificate import ServerCertificate, instant_text
 from kpl_integrations.ingest.outside_parts import WatchedSink
 from kpl_integrations.ingest.readiness.parts import Part, Parts, PartState, PartStatus, Symptom
-from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
+from kpl_integrations.ingest.streams.stream_directory import FailedLookup, StreamDirectory
 from kpl_integrations.ingest.tenants import Ack
 from kpl_integrations.metrics.metrics_hook import Sample
 
@@ -232,6 +233,9 @@ class PartsWatch:
         spool = producer.spool_state
         if refused and not works and (spool is None or not spool.can_store):
             found[Symptom.STREAMS_REFUSED] = _named([named[stream] for stream in refused])
+        # Its requests get 503, with a spool or without.
+        if lookup is not None and lookup.stream in used and not works and self._knows_none_because(lookup):
+            found[Symptom.NO_STREAM_KNOWN] = named[lookup.stream]
         if failing := [stream for stream in stopped if stream not in recovering]:
             found[Symptom.STREAM_BREAKER_OPEN] = _named([named[stream] for stream in failing])
         if recovering:
@@ -245,6 +249,10 @@ class PartsWatch:
         if shards:
             found[Symptom.SHARD_BREAKER_OPEN] = _named(shards)
         return found
+
+    def _knows_none_because(self, lookup: FailedLookup) -> bool:
+        # Clients that invent many names can make look-ups throttle.
+        return not self._streams.known and REASON_BY_ERROR_CODE.get(lookup.code) != "throttled"
 
     def samples(self) -> Iterator[Sample]:
         """Return the state of each part, 1 or 0 for each state it could have, and how long the certificate is valid."""

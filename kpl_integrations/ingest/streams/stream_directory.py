@@ -105,17 +105,23 @@ class _Lookup:
 
 
 class StreamDirectory:
-    """The streams of one account that clients asked for."""
+    """The streams of one account that clients asked for.
+
+    `has_records` says whether the gateway has records of a stream, such as in its spool from an earlier process. Then
+    it accepts more while Kinesis does not answer.
+    """
 
     def __init__(
         self,
         transport: KinesisTransport,
         *,
         clock: Callable[[], float],
+        has_records: Callable[[str], bool] = lambda _: False,
         arn_of: Callable[[str], Awaitable[str | None]] | None = None,
     ) -> None:
         self._transport = transport
         self._clock = clock
+        self._has_records = has_records
         self._arn_of = arn_of or partial(ask_arn, transport)
         # The part before the name of all ARNs of this account and region, once one is known.
         self._own_prefix: str | None = None
@@ -225,15 +231,19 @@ class StreamDirectory:
             raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
         answer = await self._transport.list_shards(stream)
         self.failed_lookup = None
+        if isinstance(answer, RequestFailure) and answer.code in _ABSENT_CODES:
+            _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
+            raise self._unknown(stream)
+        is_forbidden = isinstance(answer, RequestFailure) and answer.code.startswith("AccessDenied")
         if not isinstance(answer, RequestFailure):
             self._unconfirmed.discard(stream)
             self.known.add(stream)
-        elif answer.code in _ABSENT_CODES:
-            _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
-            raise self._unknown(stream)
-        elif not answer.code.startswith("AccessDenied"):
+        elif not is_forbidden and stream not in self._unconfirmed.names and self._has_records(stream):
+            self._log_failure(stream, answer, "the gateway has records of it, so it accepts more")
+            self.known.add(stream)
+        elif not is_forbidden:
             self.failed_lookup = FailedLookup(stream, self._clock(), answer.code)
-            self._log_failure(stream, answer)
+            self._log_failure(stream, answer, "so its requests get 503")
             detail = (
                 f"stream {stream} could not be looked up ({answer.code}); the gateway tries again with the next request"
             )
@@ -247,12 +257,12 @@ class StreamDirectory:
             )
             raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
 
-    def _log_failure(self, stream: str, failure: RequestFailure) -> None:
+    def _log_failure(self, stream: str, failure: RequestFailure, so: str) -> None:
         now = self._clock()
         if now - self._logged_at >= _QUIET_SECONDS:
             self._logged_at = now
-            text = "stream %r could not be looked up, so its requests get 503: %s: %s; logged once a minute at most"
-            _log.warning(text, stream, failure.code, failure.message)
+            text = "stream %r could not be looked up, %s: %s: %s; logged once a minute at most"
+            _log.warning(text, stream, so, failure.code, failure.message)
 
     def _is_known(self, stream: str, tenant: str) -> bool:
         """Return True if the tenant may put to the stream; raise Refused if it was absent a moment ago."""

@@ -1,5 +1,7 @@
 """An outage that outlasts every buffered record: requests are rejected during it and accepted after it."""
 
+from pathlib import Path
+
 import anyio
 import pytest
 
@@ -59,3 +61,22 @@ async def test_a_client_that_waits_for_delivery_learns_the_open_breaker_and_that
                 if not answer.json()["failed"]:
                     break
         assert "kept" not in answer.json()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_gateway_that_restarts_in_an_outage_goes_on_spooling_for_the_streams_in_its_spool(
+    tmp_path: Path,
+) -> None:
+    """It answered 503 to everything until Kinesis was back."""
+    spool = tmp_path / "spool.db"
+    transport = kinesis()
+    async with open_gateway(transport, spool=spool, close_seconds=1.0) as gateway:
+        assert (await Client(gateway).post(records(2), ack="delivered")).status == 200
+        fault = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When())
+        assert (await Client(gateway).post(records(3), ack="spooled")).status == 202
+    async with open_gateway(transport, spool=spool, close_seconds=1.0) as gateway:
+        assert (await Client(gateway).post(records(3, first=3), ack="spooled")).status == 202
+        assert (await Client(gateway).post(records(1), stream="never-seen")).status == 503
+        transport.kinesis.faults.remove(fault)
+        report = await gateway.producer.flush()
+    assert (report.accepted, report.failed_total) == (6, 0)

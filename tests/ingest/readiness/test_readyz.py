@@ -111,22 +111,30 @@ async def test_requests_that_kinesis_denies_are_a_failed_part_while_the_gateway_
     assert "part changed: kinesis is failed: requests to stream orders (AccessDeniedException) fail; " in caplog.text
 
 
-@pytest.mark.parametrize(("known", "state"), [([], "failed"), (["orders"], "degraded")])
+@pytest.mark.parametrize(
+    ("known", "code", "shown_status", "state", "detail"),
+    [
+        ([], "InternalFailure", 503, "failed", "stream late ({}) cannot be looked up, and the gateway knows no other"),
+        # The answer to many names that a client has invented.
+        ([], "LimitExceededException", 200, "failed", "requests to stream late ({}) fail"),
+        (["orders"], "InternalFailure", 200, "degraded", "requests to stream late ({}) fail"),
+    ],
+)
 async def test_a_stream_that_cannot_be_looked_up_is_a_failed_part_until_kinesis_answers(
-    known: list[str], state: str
+    known: list[str], code: str, shown_status: int, state: str, detail: str
 ) -> None:
     transport = FakeTransport(FakeKinesis({"orders": 1, "late": 1}))
     async with open_gateway(transport, record_max_buffered_time_ms=0) as gateway:
         client = Client(gateway)
         for stream in known:
             assert (await client.post(records(1), ack="delivered", stream=stream)).status == 200
-        fault = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="ListShards"))
+        fault = transport.kinesis.faults.add(ErrorAnswer(code), When(operation="ListShards"))
         assert (await client.post(records(1), stream="late")).status == 503
         assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
         await anyio.sleep(4.0)
         status, parts = await shown(gateway)
-        assert (status, parts["kinesis"]["state"]) == (200, state)
-        assert parts["kinesis"]["detail"] == "requests to stream late (InternalFailure) fail"
+        assert (status, parts["kinesis"]["state"]) == (shown_status, state)
+        assert parts["kinesis"]["detail"] == detail.format(code)
         transport.kinesis.faults.remove(fault)
         assert (await client.post(records(1), stream="late")).status == 202
         assert (await shown(gateway))[1]["kinesis"]["state"] == "ok"
