@@ -197,7 +197,9 @@ def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:
         return DecodeRefusal(400, "encoding", detail, index=index, field="$")
     said = str(error)
     if "truncated" in said:
-        return DecodeRefusal(400, "truncated", "the JSON ends too early; send all of it", index=index, field="$")
+        # msgspec also says so of half a pair in the last bytes.
+        detail = "the JSON ends too early, or has half of a surrogate pair at its end; send all of it"
+        return DecodeRefusal(400, "truncated", detail, index=index, field="$")
     detail = f"this is not JSON: {printable(said.removeprefix('JSON is malformed: '))}"
     return DecodeRefusal(400, "malformed", detail, index=index, field="$")
 
