@@ -271,4 +271,4 @@ def test_a_handler_of_a_closed_shared_producer_starts_no_sender(make, kinesis, l
     logger.info("too late")
     handler.close()
     assert handler.counts().dropped == {"Shutdown": 1}
-    assert "1 of 1 log records were lost (1 Shutdown)" in capsys.readouterr().err
+    assert "1 of 1 log records were lost (1 Shutdown); its BlockingProducer was not open" in capsys.readouterr().err
