@@ -53,6 +53,15 @@ async def _restart(fleet: Fleet) -> None:
     fleet.start(name=fleet.world.chance.choice(["", worker.name]))
 
 
+async def _replace(fleet: Fleet) -> None:
+    """Let one leave, and start it again with its name at once or soon, as a rolling deployment does."""
+    chance = fleet.world.chance
+    worker = chance.choice(fleet.live)
+    await fleet.leave(worker)
+    await fleet.sleep(chance.choice([0.0, chance.uniform(0.0, 0.5 * fleet.interval_seconds)]))
+    fleet.start(name=worker.name)
+
+
 async def _pause(fleet: Fleet) -> None:
     """Stop one for so short that its report is never two intervals old."""
     _pause_for(fleet, fleet.world.chance.uniform(0.1, 0.7))
@@ -125,7 +134,10 @@ KINDS: dict[str, Kind] = {
     "no fault": Kind(1.0, BURST),
     "slow answers": Kind(1.0, BURST, weather=_SLOW, interval_seconds=INTERVAL),
     "joins and leaves": Kind(1.0, STARTS, events=(_join, _join, _leave)),
-    "crashes and restarts": Kind(1.0, STARTS, events=(_join, _crash, _restart)),
+    "slow answers, joins and leaves": Kind(
+        1.0, STARTS, weather=_SLOW, events=(_join, _join, _leave), interval_seconds=INTERVAL
+    ),
+    "crashes and restarts": Kind(1.0, STARTS, events=(_join, _crash, _restart, _replace)),
     "tiers and weights": Kind(1.0, STARTS, events=(_join, _leave), start=_of_any_tier),
     "wall clocks": Kind(1.0, STARTS, events=(_join, _leave), start=_with_any_clock),
     "resources opened late": Kind(1.0, BURST, weather=_SLOW, start=_opening_late, interval_seconds=INTERVAL),

@@ -111,7 +111,7 @@ KNOWN_FAULTS = (
         "        return prepared\n",
     ),
     KnownFault(
-        "a worker that leaves goes on with its share", "8c79d2e6", "leases: joins and leaves",
+        "a worker that leaves goes on with its share", "8c79d2e6", "leases: slow answers, joins and leaves",
         "kpl_core/coordination/worker.py", "        self._holder.leave()\n        self._use_shares()\n", "",
     ),
     KnownFault(

@@ -63,6 +63,10 @@ def draw(world: World) -> Setting:
         # The rules of the order when shards change are tried by few of all combinations.
         options |= {"ordering": "per_key", "aggregation_enabled": True}
         faults = list(dict.fromkeys([*faults, *world.drawn(("splits", "merges"), 1.0)]))
+    # By a chance of its own, as for the pauses of a world.
+    if random.Random(f"listings of {world.seed}").random() < 0.1:
+        # Those about a shard map that is old when shards change are tried by few of all combinations, too.
+        faults = [name for name in ("splits", "merges", "no listings") if name not in world.less.without]
     return Setting(
         Config(region="us-east-1", **options),
         chance.choice([1, 2, 5]),
