@@ -124,7 +124,7 @@ def test_a_breaker_that_forgets_failures_which_are_far_apart_is_seen(monkeypatch
         self._count(WHOLE_STREAM, [0, sent], started_at, now)
 
     monkeypatch.setattr(BreakerGate, "_count_failure", count_failure)
-    assert "the stream's breaker is closed after" in found_from(12)[0]
+    assert "the stream's breaker is closed after" in found_from(90)[0]
 
 
 def test_a_quiet_tenant_that_is_refused_because_the_noisy_ones_are_is_seen(monkeypatch):
