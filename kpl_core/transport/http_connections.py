@@ -333,9 +333,10 @@ async def _tunnel(
     """
     name, authority = _authority(*_host_and_port(proxy)), _authority(*target)
     head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n"
+    secret = b""
     if proxy.username is not None:
-        user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-        head += f"Proxy-Authorization: Basic {b64encode(user.encode()).decode()}\r\n"
+        secret = b64encode(f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode())
+        head += f"Proxy-Authorization: Basic {secret.decode()}\r\n"
     try:
         await loop.sock_sendall(sock, f"{head}\r\n".encode())
         answer = b""
@@ -344,7 +345,8 @@ async def _tunnel(
             answer += piece
             if not piece or len(answer) > _MAX_HEAD_BYTES:
                 break
-        _require_tunnel(answer, name, authority)
+        # An error quotes the answer, which may repeat the request.
+        _require_tunnel(answer.replace(secret, b"***") if secret else answer, name, authority)
     except BaseException:
         sock.close()
         raise

@@ -99,6 +99,7 @@ async def failure_over(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, **options:
     assert failure.code == "Internal"
     assert PASSWORD not in failure.message
     assert quote(PASSWORD, safe="") not in failure.message
+    assert CREDENTIAL.decode() not in failure.message
     return name, failure.message
 
 
@@ -134,6 +135,7 @@ async def test_records_are_delivered_through_a_tunnel(
     assert quote(PASSWORD, safe="") not in caplog.text
 
 
+CREDENTIAL = b64encode(f"someone:{PASSWORD}".encode())
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "407": (
         b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 5\r\n\r\nlogin",
@@ -175,6 +177,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "the proxy {} gave no answer to CONNECT: the answer has the line b'X",
     ),
     "9.9": (b"HTTP/9.9 200 OK\r\n\r\n", "the proxy {} gave no answer to CONNECT: the answer begins with b'HTTP/9.9"),
+    "echo": (
+        b"Proxy-Authorization: Basic " + CREDENTIAL + b"\r\n\r\n",
+        "the proxy {} gave no answer to CONNECT: the answer begins with b'Proxy-Authorization: Basic ***'",
+    ),
     "TLS": (b"\x15\x03\x01\x00\x02\x02\x28", "the proxy {} closed the connection, or sent too much"),
 }
 
