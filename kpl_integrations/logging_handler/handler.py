@@ -437,7 +437,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
             listed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
             failure = None if self._sender is None else self._sender.last_failure()
             cause = "" if failure is None else f"; the last request failed: {shown_cause(failure)}"
-            if self._sender is None and self._shared is not None:
+            if self._sender is None and SHUTDOWN in reasons:
                 cause = "; its BlockingProducer was not open, so log inside `with producer:`"
             write_to_stderr(self.stream, f"{lost:,} of {counts.emitted:,} log records were lost ({listed}){cause}")
 

@@ -272,3 +272,12 @@ def test_a_handler_of_a_closed_shared_producer_starts_no_sender(make, kinesis, l
     handler.close()
     assert handler.counts().dropped == {"Shutdown": 1}
     assert "1 of 1 log records were lost (1 Shutdown); its BlockingProducer was not open" in capsys.readouterr().err
+
+
+def test_a_handler_that_could_format_nothing_does_not_blame_its_producer(make, kinesis, logger, capsys):
+    with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
+        handler = make(producer=producer)
+        logger.addHandler(handler)
+        logger.info("%d", "no number")
+        handler.close()
+    assert "1 of 1 log records were lost (1 FormatError)\n" in capsys.readouterr().err
