@@ -130,6 +130,8 @@ class StreamDirectory:
         self._absent: OrderedDict[str, float] = OrderedDict()
         # Read directly by the records route.
         self.known: set[str] = set()
+        # Those that Kinesis has refused a put to because there is none, until it takes one.
+        self._doubted: set[str] = set()
         self._unconfirmed = UnconfirmedNames()
         self._logged_at = -math.inf
         # The latest lookup, if Kinesis did not answer it.
@@ -188,17 +190,20 @@ class StreamDirectory:
     def confirm(self, stream: str) -> None:
         """Remember that a record was delivered to this stream, so that it exists."""
         # This runs for every delivered record.
+        self._doubted.discard(stream)
         if stream in self._unconfirmed.names and len(self.known) < MOST_STREAMS:
             self._unconfirmed.discard(stream)
             self.known.add(stream)
 
     def doubt(self, stream: str) -> None:
         """Look a stream up again before the next put to it: Kinesis has answered one that there is none."""
-        if stream in self.known:
+        if stream in self.known and stream not in self._doubted:
             self.known.discard(stream)
+            self._doubted.add(stream)
             _log.warning("Kinesis says that stream %r does not exist any more; the next request looks it up", stream)
-        elif stream in self._unconfirmed.names:
-            # It may not be looked up.
+        elif stream in self.known or stream in self._unconfirmed.names:
+            # It was looked up again and takes no puts all the same, or it may not be looked up.
+            self.known.discard(stream)
             _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
 
     async def _ask(
@@ -235,10 +240,11 @@ class StreamDirectory:
             _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
             raise self._unknown(stream)
         is_forbidden = isinstance(answer, RequestFailure) and answer.code.startswith("AccessDenied")
+        is_new = stream not in self._unconfirmed.names and stream not in self._doubted
         if not isinstance(answer, RequestFailure):
             self._unconfirmed.discard(stream)
             self.known.add(stream)
-        elif not is_forbidden and stream not in self._unconfirmed.names and self._has_records(stream):
+        elif not is_forbidden and is_new and self._has_records(stream):
             self._log_failure(stream, answer, "the gateway has records of it, so it accepts more")
             self.known.add(stream)
         elif not is_forbidden:

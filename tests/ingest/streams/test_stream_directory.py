@@ -9,7 +9,7 @@ import anyio
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.testing import FakeKinesis
+from kpl_core.testing import ErrorAnswer, FakeKinesis, When
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.transport import RequestFailure
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
@@ -364,6 +364,35 @@ async def test_a_stream_that_was_deleted_is_not_acknowledged_any_more(caplog: py
         assert (await client.post(records(3), ack="delivered")).status == 200
         report = gateway.producer.report()
         assert (report.delivered, report.failed_total) == (6, 3)
+
+
+async def test_a_stream_that_was_deleted_is_not_acknowledged_in_an_outage_either():
+    """Its pipeline was taken for records in the spool."""
+    transport = kinesis()
+    async with open_gateway(transport) as gateway:
+        client = Client(gateway)
+        assert (await client.post(records(1), ack="delivered")).status == 200
+        transport.kinesis.delete_stream(STREAM, now=anyio.current_time())
+        assert (await client.post(records(1), ack="delivered")).status == 502
+        assert (await client.post(records(1))).status == 404
+        transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When())
+        await anyio.sleep(ABSENT_SECONDS)
+        assert (await client.post(records(1))).status == 503
+
+
+async def test_a_stream_that_is_listed_and_takes_no_puts_is_refused_for_a_while(caplog: pytest.LogCaptureFixture):
+    """Each request was acknowledged, lost and logged."""
+    transport = kinesis()
+    async with open_gateway(transport) as gateway:
+        client = Client(gateway)
+        fault = transport.kinesis.faults.add(ErrorAnswer("ResourceNotFoundException"), When(operation="PutRecords"))
+        assert [(await client.post(records(1), ack="delivered")).status for _ in range(4)] == [502, 502, 404, 404]
+        assert [record.message for record in caplog.records if "does not exist" in record.message] == [
+            f"Kinesis says that stream {STREAM!r} does not exist any more; the next request looks it up"
+        ]
+        transport.kinesis.faults.remove(fault)
+        await anyio.sleep(ABSENT_SECONDS)
+        assert (await client.post(records(1), ack="delivered")).status == 200
 
 
 async def test_a_stream_that_may_not_be_looked_up_and_is_not_there_is_refused_for_a_while():
