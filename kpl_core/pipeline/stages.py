@@ -13,7 +13,7 @@ An empty place is None, and the hot path does not look at it. `Gate` is all that
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
@@ -35,6 +35,9 @@ from kpl_core.records.pipeline_statistics import PipelineStatistics
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
+
+# With flows, a buffer of fewer batches has batches of one record.
+_FAIR_BATCHES: Final = 16
 
 
 class Poll(NamedTuple):
@@ -135,7 +138,10 @@ class Stages:
         # What the pipeline makes, and how many records it may have: a request that is full must not wait for its rest.
         self.batch: PutBatch
         request_bytes = min(request.size_limit, request.count_limit * self.aggregator.output.rules.size_limit)
-        self.batch_limit = BATCH if request_bytes >= 2 * BATCH_BYTES else 1
+        # And a flow that fills a batch must leave room to others.
+        batches = min(buffer_limit.max_records / BATCH, buffer_limit.max_bytes / BATCH_BYTES)
+        has_room = config.fairness is None or batches >= _FAIR_BATCHES
+        self.batch_limit = BATCH if has_room and request_bytes >= 2 * BATCH_BYTES else 1
         # User records accepted without entering a lane first.
         self.accepted_detached = 0
         # How many records came back from a durable store.

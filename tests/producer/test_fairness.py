@@ -1,5 +1,6 @@
 """Flows that share a hot shard: a flood waits alone, and without flows it costs nothing."""
 
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -163,6 +164,30 @@ async def test_a_close_out_of_time_sends_what_still_waits_in_its_flows():
         report = await producer.close(timeout=2.0)
     assert report.delivered == 100
     assert report.complete
+
+
+@pytest.mark.parametrize("most", [60, 100, 1_000])
+async def test_a_flow_that_fills_a_buffer_leaves_room_to_a_quiet_one(most: int) -> None:
+    """In one batch it took all of a buffer of 100 records."""
+    config = Config(
+        fairness=FairnessPolicy(),
+        max_outstanding_records=most,
+        rate_limit_records_per_sec_per_shard=1,
+        aggregation_max_size=600,
+    )
+    async with Producer(config, transport=service()) as producer:
+        _ = await producer.put(STREAM, partition_key="k", data=b"first")
+        await producer.flush()
+        await anyio.sleep(10.0)
+        put = {"flood": 0, "quiet": 0}
+        for flow in list(put):
+            with suppress(BufferFull):
+                while put[flow] < most:
+                    _ = producer.put_nowait(STREAM, partition_key="k", data=bytes(100), flow=flow)
+                    put[flow] += 1
+        assert put["flood"] <= 0.65 * most
+        assert put["quiet"] >= 0.2 * most
+        await producer.close(timeout=0.1)
 
 
 async def test_records_put_in_all_ways_stay_in_the_order_of_their_calls():
