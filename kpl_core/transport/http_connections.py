@@ -276,10 +276,14 @@ class HttpConnections:
             message = f"no connection to {way} within {self._connect_seconds:g} s"
             raise TimeoutError(message) from error
         except ConnectionError as error:
-            if str(error):
+            if not str(error):
+                # asyncio says no more if the other end closes the connection during the TLS handshake.
+                message = f"{way} closed the connection during the TLS handshake"
+            elif proxy is not None and error.errno is not None:
+                # The system's own words, such as for a reset, name neither of them.
+                message = f"no connection to {way}: {error}"
+            else:
                 raise
-            # asyncio says no more if the other end closes the connection during the TLS handshake.
-            message = f"{way} closed the connection during the TLS handshake"
             raise ConnectionError(message) from error
         return _Connection(sock, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import socket
 import ssl
+import struct
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -192,6 +194,26 @@ async def test_a_tunnel_that_is_refused_names_the_proxy_without_its_password(
     answer, words = HOSTILE[name]
     proxy, message = await failure_over(Proxy(answer), monkeypatch)
     assert words.format(proxy) in message
+
+
+class ResettingProxy(Proxy):
+    """Resets the connection, before or after its answer to CONNECT."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+        if self.answer:
+            writer.write(self.answer)
+            # The TLS handshake has begun.
+            await reader.read(1)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n"])
+async def test_a_connection_that_is_reset_names_the_proxy(answer: bytes, monkeypatch: pytest.MonkeyPatch):
+    name, message = await failure_over(ResettingProxy(answer), monkeypatch)
+    assert f"no connection to kinesis.example:8443 through the proxy {name}: [Errno " in message
 
 
 async def test_a_proxy_that_does_not_answer_fails_the_request_in_time(monkeypatch: pytest.MonkeyPatch):
