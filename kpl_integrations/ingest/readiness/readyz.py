@@ -233,8 +233,8 @@ class PartsWatch:
         spool = producer.spool_state
         if refused and not works and (spool is None or not spool.can_store):
             found[Symptom.STREAMS_REFUSED] = _named([named[stream] for stream in refused])
-        # Its requests get 503, with a spool or without.
-        if lookup is not None and lookup.stream in used and not works and self._knows_none_because(lookup):
+        # Its requests get 503, and it accepts no others: those of streams that the spool has records of.
+        if lookup is not None and lookup.stream in used and not works and not counts and self._knows_none(lookup):
             found[Symptom.NO_STREAM_KNOWN] = named[lookup.stream]
         if failing := [stream for stream in stopped if stream not in recovering]:
             found[Symptom.STREAM_BREAKER_OPEN] = _named([named[stream] for stream in failing])
@@ -250,7 +250,7 @@ class PartsWatch:
             found[Symptom.SHARD_BREAKER_OPEN] = _named(shards)
         return found
 
-    def _knows_none_because(self, lookup: FailedLookup) -> bool:
+    def _knows_none(self, lookup: FailedLookup) -> bool:
         # Clients that invent many names can make look-ups throttle.
         return not self._streams.known and REASON_BY_ERROR_CODE.get(lookup.code) != "throttled"
 

@@ -111,6 +111,23 @@ async def test_requests_that_kinesis_denies_are_a_failed_part_while_the_gateway_
     assert "part changed: kinesis is failed: requests to stream orders (AccessDeniedException) fail; " in caplog.text
 
 
+async def test_a_name_that_cannot_be_looked_up_takes_no_gateway_away_from_the_streams_that_it_has_records_of() -> None:
+    """After a restart in an outage a tenant that sends to any other name made it not ready."""
+    transport = FakeTransport(FakeKinesis({"orders": 1}))
+    async with open_gateway(transport, record_max_buffered_time_ms=0) as gateway:
+        client = Client(gateway)
+        assert (await client.post(records(1), ack="delivered", stream="orders")).status == 200
+        # As after a restart with records of the stream in the spool.
+        gateway.opened.streams.known.clear()
+        await anyio.sleep(USED_SECONDS + 1.0)
+        transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When())
+        assert (await client.post(records(1), stream="invented")).status == 503
+        await anyio.sleep(4.0)
+        status, parts = await shown(gateway)
+        assert (status, parts["kinesis"]["state"]) == (200, "failed")
+        assert (await client.post(records(1), stream="orders")).status == 202
+
+
 @pytest.mark.parametrize(
     ("known", "code", "shown_status", "state", "detail"),
     [
