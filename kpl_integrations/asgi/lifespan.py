@@ -334,9 +334,8 @@ async def _check_streams(transport: KinesisTransport, streams: Sequence[str], *,
                 waited = f" after {patience_seconds:g} s" if patience_seconds else ""
                 is_absent = problem.startswith("ResourceNotFoundException")
                 fix = "create it, or correct its name or the region" if is_absent else _FIX
-                message = (
-                    f"stream {stream!r} cannot be used{waited}: {problem}; {fix} (startup='lazy' skips this check)"
-                )
+                said = f"stream {stream!r} cannot be used{waited}: {problem.rstrip('.')}"
+                message = f"{said}; {fix} (startup='lazy' skips this check)"
                 raise StartupFailed(message)
             failures += 1
             await anyio.sleep(min(_BACKOFF.longest_seconds(failures), left))

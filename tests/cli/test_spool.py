@@ -157,7 +157,7 @@ def test_a_damaged_record_stays_and_is_reported(kpl: Kpl, file: Path, streams: S
     assert "record 5 is damaged" in kpl("spool", "list", file).err
     outcome = kpl("spool", "drain", file, "--endpoint-url", streams.kinesis.endpoint_url, "--json")
     assert json.loads(outcome.out) == {"records": 22, "delivered": 21, "dead_letters": 0, "left": 1}
-    assert (outcome.status, "1 records are damaged" in outcome.err) == (1, True)
+    assert (outcome.status, "1 record is damaged" in outcome.err) == (1, True)
 
 
 def test_dlq_list_names_the_commands_for_spooled_records(kpl: Kpl, file: Path) -> None:

@@ -157,7 +157,8 @@ def media_type_of(content_type: str) -> str:
     media_type, _, parameters = content_type.partition(";")
     media_type = media_type.strip().lower()
     if media_type != _OCTET_STREAM and media_type not in _BY_MEDIA_TYPE:
-        detail = f"Content-Type is {printable(content_type)!r}; send one of {', '.join(CONTENT_TYPES)}"
+        said = f"Content-Type is {printable(content_type)!r}" if content_type else "there is no Content-Type"
+        detail = f"{said}; send one of {', '.join(CONTENT_TYPES)}"
         raise DecodeRefusal(415, "unsupported-media-type", detail)
     if media_type != _OCTET_STREAM:
         _require_charset(parameters)
