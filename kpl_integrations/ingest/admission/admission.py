@@ -366,7 +366,7 @@ class Admission:
         cost = quota.seconds_for(count, size_bytes)
         schedule.reprice(quota.slowdown, now)
         retry_after = schedule.assign(cost, ready_in=states[0].ready_in, now=now)
-        quota.keep_until(now + retry_after + GRACE_SECONDS, now)
+        quota.keep_until(now + retry_after + GRACE_SECONDS, now, booked_seconds=schedule.booked_seconds(now))
         raise over_quota(account.tenant, states, records=count, size_bytes=size_bytes, retry_after=retry_after)
 
     def _buffer_full(

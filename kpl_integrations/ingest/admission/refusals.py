@@ -364,6 +364,10 @@ class RetryAfterScheduler:
         self._end = min(self._end, now)
         self._later = sorted(((end - SLACK * cost, cost) for _, cost, end in self.slots if end > now), reverse=True)
 
+    def booked_seconds(self, now: float) -> float:
+        """Return for how many seconds from now on there are slots one after the other."""
+        return max(0.0, self._end - now)
+
     def is_reserved(self, now: float, *, spare_seconds: float = 0.0) -> bool:
         """Return True if a request that arrives now would take capacity that is reserved for assigned slots.
 

@@ -43,8 +43,8 @@ class TenantQuota:
     until then its own part may be a thousandth.
     """
 
-    __slots__ = ("_bucket", "_burst_seconds", "_kept_until", "_metered", "_planned", "_rates", "_saved_seconds",
-                 "_window_seconds", "claimable_part", "offered", "slowdown", "woken")  # fmt: skip
+    __slots__ = ("_bucket", "_burst_seconds", "_keeps_all", "_kept_until", "_metered", "_planned", "_rates",
+                 "_saved_seconds", "_window_seconds", "claimable_part", "offered", "slowdown", "woken")  # fmt: skip
 
     def __init__(self, tenant: Tenant) -> None:
         rates = (("records", tenant.records_per_second), ("bytes", tenant.bytes_per_second))
@@ -54,6 +54,7 @@ class TenantQuota:
         # How many seconds of the rates the bucket saves: the burst, or more while clients wait for their retry time.
         self._burst_seconds = self._saved_seconds = tenant.burst_seconds
         self._kept_until = -math.inf
+        self._keeps_all = True
         # The tenant's rate divided by the one that waits are planned with; and seconds at that rate for a second at the
         # rate in force.
         self.slowdown = self._planned = 1.0
@@ -87,12 +88,16 @@ class TenantQuota:
         self.slowdown = 1.0 / max(1.0 / in_force, claimable_part)
         self._planned = self.slowdown / in_force
 
-    def keep_until(self, at: float, now: float) -> None:
+    def keep_until(self, at: float, now: float, *, booked_seconds: float) -> None:
         """Save up to one second of the rates until then, for a client that waits for its retry time until `at`.
 
         With a shorter burst such a client would get the burst of each second that it waits, and the rest would be
         lost. The same holds for many clients: those that were refused together come back together.
+
+        Clients that wait have booked the rate for `booked_seconds`. While that is more than a second, what is saved
+        above the burst is free to any client: if clients do not wait, nobody may come for it.
         """
+        self._keeps_all = booked_seconds <= _KEPT_SECONDS
         self._kept_until = max(self._kept_until, at)
         self._save(max(self._burst_seconds, _KEPT_SECONDS), now)
 
@@ -118,14 +123,15 @@ class TenantQuota:
     def spare_seconds(self, records: int, size_bytes: int, now: float) -> float:
         """Return how many seconds of the planned rates a request of this size leaves; infinite without rates.
 
-        A rate whose burst is saved up, but for this request or a quarter, does not count: its tokens would be lost if
-        no client waited for them, and kept for long they would leave in one burst.
+        A rate whose burst is saved up, but for this request or a quarter, does not count: its tokens would be lost, or
+        leave in one burst.
         """
         self._drop_kept(now)
+        seconds = self._saved_seconds if self._keeps_all else self._burst_seconds
         spare = math.inf
         tokens = () if self._bucket is None else self._bucket.tokens(now)
         for left, cost, rate in zip(tokens, self._costs(records, size_bytes), self._rates, strict=True):
-            capacity = _capacity(rate, self._burst_seconds)
+            capacity = _capacity(rate, seconds)
             if left < capacity - min(cost, _NEARLY_FULL * capacity):
                 spare = min(spare, self._planned * (left - cost) / rate)
         return spare
