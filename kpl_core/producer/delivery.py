@@ -95,7 +95,8 @@ class Delivery(ResultHandle, gc=False, eq=False):
             try:
                 # The producer's loop may run in another thread. So look again whether the outcome is settled, and
                 # whether the user record has moved on: that wakes only the waiters that were there before.
-                if self.follow() is current and current.waiters is waiters and not current.settled:
+                stays = self.outcome is current and (current.moved is None or self.follow() is current)
+                if stays and current.waiters is waiters and not current.settled:
                     yield from alarm.wait().__await__()
             finally:
                 if not alarm.is_set():
