@@ -45,6 +45,11 @@ DELIVERING = frozenset({"Gateway Timeout", "Bad Gateway", "No record was deliver
 EXPECTED = NOTHING_FLOWS | DELIVERING | {OVER_RATE}
 
 
+def may_be_stored(refusal: Answer) -> bool:
+    """Return True if the records were accepted, and none is known to be delivered: an answer of Kinesis may be lost."""
+    return "records" in refusal.json()
+
+
 class _Tokens:
     """What a tenant's rate must at least have left: only records that were accepted, or may have been, cost tokens."""
 
@@ -121,6 +126,7 @@ class GatewayTenant:
                 await self.story.ask_readiness(title)
             if answer.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
                 return
+            is_unknown = is_unknown or may_be_stored(answer)
             if not self.obeys_retry_after:
                 break
             await asyncio.sleep(float(answer.headers["retry-after"]))

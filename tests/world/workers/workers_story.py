@@ -21,6 +21,7 @@ from kpl_integrations.ingest.workers.link import SupervisorLink, WorkerIdentity
 from tests.support.consumers import read_everything
 from tests.support.gateway_scene import STREAM, Answer, Client, KnownTenants
 from tests.world.disk import DISK_FAULTS, SLOW_DISK, Disk, copy_of, world_disk
+from tests.world.gateway_story import may_be_stored
 from tests.world.invariants import Run, drained
 from tests.world.kinds_of_faults import KINDS, Kind
 from tests.world.network import CALM, WHOLE, Less, StoreLink, World, WorldStore
@@ -93,13 +94,12 @@ class _Clients:
         story = self.story
         records = [story.record() for _ in range(count)]
         data = [record["data"].encode() for record in records]
-        heard = story.gateways[0].heard
+        heard, is_unknown = story.gateways[0].heard, False
         for _ in range(2):
             process = self.process()
             if process is None:
                 # No worker takes requests.
-                heard.refused += data
-                return
+                break
             heard = story.gateway_of(process).heard
             answer = await story.call(process, self.tenant.id, records, self.ack)
             if answer is None:
@@ -110,11 +110,13 @@ class _Clients:
                 return
             if answer.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
                 return
+            is_unknown = is_unknown or may_be_stored(answer)
             retry_after = float(answer.headers["retry-after"])
             if retry_after > self.patience_seconds:
                 break
             await asyncio.sleep(retry_after)
-        heard.refused += data
+        if not is_unknown:
+            heard.refused += data
 
 
 class _Gateway(Crew):
