@@ -23,7 +23,7 @@ _END_HEADERS: Final = 0x4
 _END_STREAM: Final = 0x1
 _DATA, _HEADERS, _GOAWAY, _CONTINUATION = 0x0, 0x1, 0x7, 0x9
 # A browser that loads a page sends about ten.
-_MOST_TOKENS: Final = 400.0
+_MOST_TOKENS: Final = 200.0
 _TOKENS_PER_SECOND: Final = 50.0
 TOKENS_PER_ANSWER: Final = 4.0
 """What a client may send for an answer: updates of two windows, and two more."""

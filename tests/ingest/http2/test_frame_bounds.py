@@ -75,7 +75,7 @@ def test_frames_are_counted_wherever_they_are_cut(sent, cuts):
 )
 def test_a_frame_that_costs_its_client_nothing_takes_a_token(kind, payload, flags):
     bounds = started()
-    for _ in range(400):
+    for _ in range(200):
         bounds.receive(frame(kind, payload, flags=flags), 0.0)
     with pytest.raises(TooMuch, match="more than 50 control frames a second"):
         bounds.receive(frame(kind, payload, flags=flags), 0.0)
@@ -93,14 +93,14 @@ def test_bodies_and_requests_take_none(kind, payload, flags):
 
 def test_time_and_answers_give_tokens_back_up_to_the_most():
     bounds = started()
-    for _ in range(400):
+    for _ in range(200):
         bounds.receive(frame(PING, bytes(8)), 0.0)
     bounds.receive(frame(PING, bytes(8)), 0.02)
     bounds.earn(TOKENS_PER_ANSWER)
     for _ in range(4):
         bounds.receive(frame(PING, bytes(8)), 0.02)
     bounds.earn(10_000)
-    for _ in range(400):
+    for _ in range(200):
         bounds.receive(frame(PING, bytes(8)), 0.02)
     with pytest.raises(TooMuch):
         bounds.receive(frame(PING, bytes(8)), 0.02)
@@ -117,7 +117,7 @@ def test_no_client_gets_more_frames_through_than_the_bound(gaps, per_step):
                 passed += 1
     except TooMuch:
         pass
-    assert passed <= 400 + 50 * now + 1e-6
+    assert passed <= 200 + 50 * now + 1e-6
 
 
 def test_a_header_block_is_bounded_with_its_continuations_before_it_is_complete():
@@ -159,7 +159,7 @@ def test_a_header_block_has_begun_until_all_of_its_payload_is_there():
 def test_data_of_a_request_that_has_ended_takes_a_token_and_other_data_none():
     bounds = FrameBounds(MOST, 0.0, lambda stream_id: stream_id == 1)
     bounds.receive(PREFACE + frame(DATA, b"x", stream=3) * 1_000, 0.0)
-    bounds.receive(frame(DATA, b"x", stream=1) * 400, 0.0)
+    bounds.receive(frame(DATA, b"x", stream=1) * 200, 0.0)
     with pytest.raises(TooMuch):
         bounds.receive(frame(DATA, b"x", stream=1), 0.0)
 
@@ -167,11 +167,11 @@ def test_data_of_a_request_that_has_ended_takes_a_token_and_other_data_none():
 def test_fields_take_tokens_and_bytes_of_answers_give_some():
     bounds = started()
     bounds.take_for_fields(15, 0.0)
-    bounds.take_for_fields(400 * 16, 0.0)
+    bounds.take_for_fields(200 * 16, 0.0)
     with pytest.raises(TooMuch):
         bounds.take_for_fields(16, 0.0)
     bounds = started()
-    bounds.take_for_fields(400 * 16, 0.0)
+    bounds.take_for_fields(200 * 16, 0.0)
     for _ in range(4_096):
         bounds.earn_for_data(1)
     bounds.take_for_fields(32, 0.0)
@@ -182,7 +182,7 @@ def test_fields_take_tokens_and_bytes_of_answers_give_some():
 def test_new_settings_take_a_token_for_every_four_answers_that_wait():
     bounds = started()
     bounds.take_for_answers(3, 0.0)
-    for _ in range(16):
+    for _ in range(8):
         bounds.take_for_answers(100, 0.0)
     with pytest.raises(TooMuch):
         bounds.take_for_answers(4, 0.0)
