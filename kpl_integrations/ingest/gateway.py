@@ -208,7 +208,7 @@ class IngestGateway:
         verified_bytes = self.settings.max_reading_bytes // 2 if self.directory.verifies else 0
         acknowledge = None if self._supervisor is None else self._supervisor.counts.acknowledge
         admission = Admission(producer, accounts, clock=clock, chance=self._chance, acknowledge=acknowledge)
-        streams = StreamDirectory(transport, clock=clock, has_records=lambda stream: stream in producer.statistics())
+        streams = StreamDirectory(transport, clock=clock, has_pipeline=lambda stream: stream in producer.statistics())
         parts = PartsWatch(
             producer,
             lambda: admission.state,

@@ -182,8 +182,8 @@ async def drain(
     except SpoolError as error:
         raise CommandFailure(str(error)) from error
     if damaged:
-        found_damaged = "1 record is" if damaged == 1 else f"{damaged:,} records are"
-        note(f"{found_damaged} damaged; recover with `sqlite3 FILE .recover`")
+        subject = "1 record is" if damaged == 1 else f"{damaged:,} records are"
+        note(f"{subject} damaged; recover with `sqlite3 FILE .recover`")
     return _drained(found, last, ended, as_json=as_json)
 
 

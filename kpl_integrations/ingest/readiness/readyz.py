@@ -233,7 +233,7 @@ class PartsWatch:
         spool = producer.spool_state
         if refused and not works and (spool is None or not spool.can_store):
             found[Symptom.STREAMS_REFUSED] = _named([named[stream] for stream in refused])
-        # Its requests get 503, and it accepts no others: those of streams that the spool has records of.
+        # Every request gets 503: no stream is known, and the spool has records of none.
         if lookup is not None and lookup.stream in used and not works and not counts and self._knows_none(lookup):
             found[Symptom.NO_STREAM_KNOWN] = named[lookup.stream]
         if failing := [stream for stream in stopped if stream not in recovering]:

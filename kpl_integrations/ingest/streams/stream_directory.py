@@ -107,8 +107,8 @@ class _Lookup:
 class StreamDirectory:
     """The streams of one account that clients asked for.
 
-    `has_records` says whether the gateway has records of a stream, such as in its spool from an earlier process. Then
-    it accepts more while Kinesis does not answer.
+    `has_pipeline` says whether the producer has a pipeline for a stream, as it has for each stream of its spool. Then
+    the gateway accepts records of it while Kinesis does not answer.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class StreamDirectory:
         transport: KinesisTransport,
         *,
         clock: Callable[[], float],
-        has_records: Callable[[str], bool] = lambda _: False,
+        has_pipeline: Callable[[str], bool] = lambda _: False,
         arn_of: Callable[[str], Awaitable[str | None]] | None = None,
     ) -> None:
         self._transport = transport
         self._clock = clock
-        self._has_records = has_records
+        self._has_pipeline = has_pipeline
         self._arn_of = arn_of or partial(ask_arn, transport)
         # The part before the name of all ARNs of this account and region, once one is known.
         self._own_prefix: str | None = None
@@ -244,8 +244,8 @@ class StreamDirectory:
         if not isinstance(answer, RequestFailure):
             self._unconfirmed.discard(stream)
             self.known.add(stream)
-        elif not is_forbidden and is_new and self._has_records(stream):
-            self._log_failure(stream, answer, "the gateway has records of it, so it accepts more")
+        elif not is_forbidden and is_new and self._has_pipeline(stream):
+            self._log_failure(stream, answer, "but the spool has records of it, so it accepts more")
             self.known.add(stream)
         elif not is_forbidden:
             self.failed_lookup = FailedLookup(stream, self._clock(), answer.code)
@@ -263,12 +263,12 @@ class StreamDirectory:
             )
             raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
 
-    def _log_failure(self, stream: str, failure: RequestFailure, so: str) -> None:
+    def _log_failure(self, stream: str, failure: RequestFailure, consequence: str) -> None:
         now = self._clock()
         if now - self._logged_at >= _QUIET_SECONDS:
             self._logged_at = now
             text = "stream %r could not be looked up, %s: %s: %s; logged once a minute at most"
-            _log.warning(text, stream, so, failure.code, failure.message)
+            _log.warning(text, stream, consequence, failure.code, failure.message)
 
     def _is_known(self, stream: str, tenant: str) -> bool:
         """Return True if the tenant may put to the stream; raise Refused if it was absent a moment ago."""

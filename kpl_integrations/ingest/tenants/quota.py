@@ -95,7 +95,7 @@ class TenantQuota:
         lost. The same holds for many clients: those that were refused together come back together.
 
         Clients that wait have booked the rate for `booked_seconds`. While that is more than a second, what is saved
-        above the burst is free to any client: if clients do not wait, nobody may come for it.
+        above the burst is free to any client, because clients that do not wait book more than they come for.
         """
         self._keeps_all = booked_seconds <= _KEPT_SECONDS
         self._kept_until = max(self._kept_until, at)
