@@ -76,5 +76,8 @@ class FairnessPolicy:
         return self.default_weight if weight is None else weight
 
     def aggregates(self, flow: Hashable) -> bool:  # noqa: ARG002 - a subclass may know flows whose consumers cannot
-        """Return True if user records of `flow` may share an aggregated record, also when retried or replayed."""
+        """Return True if user records of `flow` may share an aggregated record, also when retried or replayed.
+
+        It is not asked about user records without a flow: they may.
+        """
         return True

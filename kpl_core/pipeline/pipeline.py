@@ -72,7 +72,7 @@ class StreamPipeline:
         # The batch for the put method in C; None where each record needs a look, or is no other's neighbour.
         batches = write_ahead is None and (fair is None or not stages.ledger.is_durable)
         self.entrance = self._batch if batches and stages.aggregator.output.rules.any_count else None
-        self._batch.takes_flows = not stages.ledger.is_durable
+        self._batch.takes_flows = not stages.ledger.is_durable and (fair is None or fair.aggregates_all)
         # Makes the outcome of a batch; that of the driver has a `batch_runner`.
         self.new_outcome: Callable[[], Outcome] = Outcome
         self.max_record_bytes = stages.max_record_bytes
@@ -204,8 +204,8 @@ class StreamPipeline:
         lane, key_entry, _ = self._placement.of(key, explicit, record.tier)
         if origin is not None:
             self.stages.returned[origin] += 1
-        is_waiting = fair is not None and not fair.lets_pass(lane.shard_id)
-        if is_waiting or (origin is not None and self.reaggregator.travels_alone(record, record.flow)):
+        is_apart = fair is not None and (fair.travels_alone(record.flow) or not fair.lets_pass(lane.shard_id))
+        if is_apart or (origin is not None and self.reaggregator.travels_alone(record, record.flow)):
             detached = self.stages.accept_detached(record, now, origin)
             delivery = self._delivery(detached.outcome, 0)
             self._enter(detached, lane.shard_id, now)

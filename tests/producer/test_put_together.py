@@ -134,6 +134,21 @@ async def test_what_waits_of_a_flow_without_aggregation_travels_alone_when_its_t
     assert len({result.sequence_number for result in results}) == 1_500
 
 
+class OneByOne(FairnessPolicy):
+    def aggregates(self, flow: object) -> bool:
+        return flow != "one by one"
+
+
+async def test_a_single_put_of_a_flow_that_the_policy_does_not_aggregate_travels_alone():
+    async with Producer(Config(fairness=OneByOne()), transport=service()) as producer:
+        _ = await (await producer.put(STREAM, partition_key="k", data=b"looks up the shards"))
+        apart = [producer.put_nowait(STREAM, partition_key="k", data=b"1", flow="one by one") for _ in range(5)]
+        others = [producer.put_nowait(STREAM, partition_key="k", data=b"2", flow="another") for _ in range(5)]
+        numbers = {(await delivery).sequence_number for delivery in apart}
+        assert len(numbers) == 5
+        assert len({(await delivery).sequence_number for delivery in others} - numbers) == 1
+
+
 async def test_records_without_aggregation_stay_so_whatever_their_flow_puts_afterwards():
     async with Producer(fair(), transport=service()) as producer:
         _ = await producer.internal.put_together_nowait(STREAM, records(1), flow="t")[0]

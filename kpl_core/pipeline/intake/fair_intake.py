@@ -85,9 +85,14 @@ class FairIntake:
 
     # The queues
 
+    @property
+    def aggregates_all(self) -> bool:
+        """Whether the policy never keeps a flow from aggregation: only a subclass may."""
+        return type(self._policy).aggregates is FairnessPolicy.aggregates
+
     def travels_alone(self, flow: str | None) -> bool:
-        """Return True if the user records of this flow are not aggregated."""
-        return flow in self._lone_flows or not self._policy.aggregates(flow)
+        """Return True if the user records of this flow are not aggregated. Those without a flow are."""
+        return flow is not None and (flow in self._lone_flows or not self._policy.aggregates(flow))
 
     def reserve(self, size_bytes: int, records: int, terms: GroupTerms) -> None:
         """Take room for so many records of a flow together; raises BufferFull, and then nothing was taken."""
