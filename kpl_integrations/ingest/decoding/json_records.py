@@ -395,7 +395,7 @@ def _each_of_envelope(
         texts = _ENVELOPE.decode(body).records
     except MALFORMED:
         if field.startswith("records"):
-            raise DecodeRefusal(400, "malformed", detail, field=field) from None
+            raise DecodeRefusal(400, "malformed", f"{field}: {detail}", field=field) from None
         if body.lstrip(BLANKS)[:1] != b"{":
             detail = 'the body is not an object; send one record, or {"records": [...]}'
             raise DecodeRefusal(400, "malformed", detail, field="$") from None

@@ -201,6 +201,8 @@ def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:
         detail = "the JSON ends too early, or has half of a surrogate pair at its end; send all of it"
         return DecodeRefusal(400, "truncated", detail, index=index, field="$")
     detail = f"this is not JSON: {printable(said.removeprefix('JSON is malformed: '))}"
+    if detail.endswith("invalid character (byte 0)"):
+        detail += ", perhaps a byte order mark"
     return DecodeRefusal(400, "malformed", detail, index=index, field="$")
 
 

@@ -135,6 +135,17 @@ def test_a_body_that_is_not_json_of_records_is_rejected_completely(body, code):
 
 
 @pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"records":{}}', "records: Expected `array`, got `object`"),
+        (b'\xef\xbb\xbf{"data":1}', "this is not JSON: invalid character (byte 0), perhaps a byte order mark"),
+    ],
+)
+def test_a_refusal_names_what_is_wrong(body, said):
+    assert refusal(JSON, body).detail == said
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         (b'{"data":', "too early"),
