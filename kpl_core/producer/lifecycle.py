@@ -6,8 +6,10 @@
 import asyncio
 import logging
 import math
+import os
 import random
 import sys
+import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -50,6 +52,10 @@ DEFAULT_CLOSE_SECONDS: Final = 30.0
 FORCE_SHARE: Final = 0.8
 # A slower close is logged: a server may kill the process before the close ends (gunicorn does so, and prints nothing).
 SLOW_CLOSE_SECONDS: Final = 3.0
+_UNCLOSED: Final = (
+    "the event loop ended before its producer was closed, with %d records outstanding; "
+    "use `async with Producer(...)`, or await close()%s"
+)
 
 
 class ThreadQueue(Protocol):
@@ -134,6 +140,7 @@ class Lifecycle:
             raise ProducerClosed(message)
         self._loop = running_loop()
         self.asyncio_loop = _get_running_loop()
+        self._watch = weakref.finalize(self, _log_unclosed, os.getpid(), weakref.ref(self._loop), self.buffer_limit)
         self.clock = running_clock()
         self.yield_budget = YieldBudget(self.asyncio_loop)
         self._closed = anyio.Event()
@@ -220,12 +227,8 @@ class Lifecycle:
         except anyio.get_cancelled_exc_class():
             if self.state == "open" and (left := self.buffer_limit.outstanding_records):
                 # The loop ends without a close. These records have no result, and no task is left to give them one.
-                _logger.warning(
-                    "the event loop ended before its producer was closed, with %d records outstanding; "
-                    "use `async with Producer(...)`, or await close(): %s",
-                    left,
-                    self.report(),
-                )
+                _logger.warning(_UNCLOSED, left, f": {self.report()}")
+                self._watch.detach()
             raise
         except BaseException as error:
             self._fail(error)
@@ -336,6 +339,7 @@ class Lifecycle:
         deadline, force_at = now + budget, now + FORCE_SHARE * budget
         self._finish_puts()
         self.state = "closing"
+        self._watch.detach()
         self.pipelines.clear()
         self.batches.clear()
         self.waiters.wake_all()
@@ -393,6 +397,7 @@ class Lifecycle:
             left = self.report().buffered
         finally:
             self.state = state
+            self._watch.detach()
             self.pipelines.clear()
             self.batches.clear()
             self._complete = left == 0
@@ -460,3 +465,14 @@ def require_timeout(timeout: float | None) -> None:
     if math.isnan(timeout) or timeout < 0:
         message = f"timeout is {timeout!r} s; it must be 0 or more, or None to wait without a limit"
         raise ValueError(message)
+
+
+def _log_unclosed(pid: int, loop: "weakref.ref[object]", limit: BufferLimit) -> None:
+    """Log what is left of a producer that nothing refers to any more, or that is open when the process ends.
+
+    While its loop runs, as in the thread of a `BlockingProducer`, it is still going to be closed.
+    """
+    running = loop()
+    is_running = isinstance(running, asyncio.AbstractEventLoop) and running.is_running()
+    if os.getpid() == pid and limit.outstanding_records and not is_running:
+        _logger.warning(_UNCLOSED, limit.outstanding_records, "")
