@@ -275,12 +275,13 @@ class HttpConnections:
         except TimeoutError as error:
             message = f"no connection to {way} within {self._connect_seconds:g} s"
             raise TimeoutError(message) from error
-        except ConnectionError as error:
+        except (ConnectionError, ssl.SSLError) as error:
             if not str(error):
                 # asyncio says no more if the other end closes the connection during the TLS handshake.
                 message = f"{way} closed the connection during the TLS handshake"
             elif proxy is not None and error.errno is not None:
-                # The system's own words, such as for a reset, name neither of them.
+                # The words of the system and of OpenSSL, such as for a reset or for a certificate that the proxy has
+                # made, name neither of them.
                 message = f"no connection to {way}: {error}"
             else:
                 raise

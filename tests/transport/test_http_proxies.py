@@ -216,6 +216,21 @@ async def test_a_connection_that_is_reset_names_the_proxy(answer: bytes, monkeyp
     assert f"no connection to kinesis.example:8443 through the proxy {name}: [Errno " in message
 
 
+async def test_a_handshake_that_fails_names_the_proxy(monkeypatch: pytest.MonkeyPatch):
+    class WithoutTls(Proxy):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            # The TLS handshake has begun.
+            await reader.read(1)
+            writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+            await reader.read()
+            writer.close()
+
+    name, message = await failure_over(WithoutTls(b""), monkeypatch)
+    assert f"no connection to kinesis.example:8443 through the proxy {name}: [SSL" in message
+
+
 async def test_a_proxy_that_does_not_answer_fails_the_request_in_time(monkeypatch: pytest.MonkeyPatch):
     class Silent(Proxy):
         async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
