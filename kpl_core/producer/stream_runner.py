@@ -96,7 +96,7 @@ class TroubleLog:
         reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(fresh.items()) if count)
         if reasons:
             _logger.warning(
-                "user records of stream %r were not delivered: %s; logged once a minute at most, "
+                "user records of stream %r were not delivered: %s; logged once a minute at most and at the end, "
                 "each delivery has its attempts",
                 self._stream,
                 reasons,
