@@ -110,6 +110,8 @@ class CircuitBreaker:
         self._latest = -math.inf
         # Open: when the break began. Half-open: when the present probes were granted.
         self._since = -math.inf
+        # When the half-open state began.
+        self._half_open_at = -math.inf
         self._backoff = ExponentialBackoff(
             base_seconds=self._policy.open_seconds, cap_seconds=self._policy.max_open_seconds
         )
@@ -176,7 +178,7 @@ class CircuitBreaker:
                 total = self._succeeded + self._failed
                 if total >= self._policy.minimum_records and self._failed >= self._policy.failure_share * total:
                     self._signal(BreakerSignal.FAILURE_SHARE_REACHED)
-        elif self._state is BreakerState.HALF_OPEN and (started_at is None or started_at >= self._since):
+        elif self._state is BreakerState.HALF_OPEN and (started_at is None or started_at >= self._half_open_at):
             self._count_probes(succeeded, failed)
         return self._state
 
@@ -251,11 +253,13 @@ class CircuitBreaker:
         self._state = TRANSITIONS[before, signal]
         self._since = self._latest
         if signal is BreakerSignal.PROBES_UNANSWERED:
-            # The answers so far still count; new probes replace the lost ones.
+            # The answers so far still count, and those that come late; new probes replace the lost ones.
             self._probes_granted = self._succeeded + self._failed
             return
         self._slots.clear()
         self._succeeded = self._failed = self._probes_granted = 0
+        if self._state is BreakerState.HALF_OPEN:
+            self._half_open_at = self._latest
         if self._state is BreakerState.OPEN:
             self._breaks_in_a_row = self._breaks_in_a_row + 1 if before is BreakerState.HALF_OPEN else 1
             self._break_seconds = self._backoff.longest_seconds(self._breaks_in_a_row)

@@ -194,7 +194,7 @@ class BreakerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     With the defaults, 100 % throttled records open it within `window_seconds * failure_share` = 0.5 s. The breaker
     of a healthy shard closes within `max_open_seconds` and one round trip of the probes, and
-    `probe_timeout_seconds` later if probes are lost.
+    `probe_timeout_seconds` later if probes are lost. The answer to a probe counts however late it is.
 
     Raises:
         ConfigError: a value is out of its bounds.

@@ -211,8 +211,17 @@ def test_lost_probes_are_given_up_and_new_ones_granted() -> None:
     assert breaker.allows("normal", 103.9) is Decision.WAIT
     assert breaker.next_probe_at(103.9) == 104.0
     assert breaker.allows("normal", 104.0) is Decision.PROBE
-    # The answer to a probe that was given up comes late, and is no evidence about the present.
-    assert breaker.record_outcomes(succeeded=0, failed=10, now=107.0, started_at=101.0) is BreakerState.HALF_OPEN
+
+
+@pytest.mark.parametrize(("succeeded", "failed", "state"), [(0, 10, BreakerState.OPEN), (10, 0, BreakerState.CLOSED)])
+def test_answers_that_take_longer_than_probes_wait_count_all_the_same(
+    succeeded: int, failed: int, state: BreakerState
+) -> None:
+    """A request may take 6 s by default. While only quicker answers counted, it stayed half-open for good."""
+    breaker = half_open_breaker()
+    assert breaker.allows("normal", 101.0, 10) is Decision.PROBE
+    assert breaker.allows("normal", 104.0, 10) is Decision.PROBE
+    assert breaker.record_outcomes(succeeded=succeeded, failed=failed, now=107.0, started_at=101.0) is state
 
 
 def test_a_trickle_closes_it_however_slow_it_is() -> None:
