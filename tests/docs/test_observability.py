@@ -133,7 +133,8 @@ ALERTS = {
         20,
     ),
     "KinesisBreakerOpen": (
-        {'kinesis_producer_breaker_state{stream="s",shard=""}': "2x9"},
+        # If requests time out, it probes for as long as it is open.
+        {'kinesis_producer_breaker_state{stream="s",shard=""}': "2 1 2 1 2 1"},
         {'kinesis_producer_breaker_state{stream="s",shard=""}': "1x9"},
         3,
     ),
