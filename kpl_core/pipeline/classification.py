@@ -20,6 +20,7 @@ import msgspec
 from kpl_core.options.config import Config
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
+NO_STREAM: Final = "ResourceNotFoundException"
 # Also the answer to a request that was signed before the machine was suspended, or before its clock was corrected.
 _WRONG_SIGNATURE: Final = "InvalidSignatureException"
 

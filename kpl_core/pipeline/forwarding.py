@@ -387,10 +387,7 @@ class Forwarder:
 
     def would_overtake(self, shards: Iterable[Shard], in_flight: Iterable[PutRecordsRequest]) -> bool:
         """Return True if a record is in flight under a prediction that these shards make invalid."""
-        new = {
-            shard.shard_id: (hash_key_to_digest(shard.starting_hash_key), hash_key_to_digest(shard.ending_hash_key))
-            for shard in shards
-        }
+        new = {shard.shard_id: shard.digests for shard in shards}
         old = self._shard_map.open_ranges()
         valid = {shard_id for shard_id, bounds in old.items() if new.get(shard_id) == bounds}
         sent = [request.records for request in in_flight] + [list(self._retrier.bisection)]

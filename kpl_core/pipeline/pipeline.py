@@ -392,8 +392,7 @@ class StreamPipeline:
         """Finish, retry or fail the records of a request. An answer after `abandon` comes too late."""
         if request not in self._in_flight:
             return
-        if self._batch.count:
-            self._batch.drain()
+        self._batch.drain()
         self._in_flight.remove(request)
         if self.fair is not None:
             self.fair.answered(request.records)
@@ -410,8 +409,9 @@ class StreamPipeline:
         if listening:
             self.ledger.facts.append(completed_fact(request, answer, throttled=retries.throttled, now=now))
         self._forwarder.retry(retries, now)
-        if self._next_shards is not None:
-            self.shards_changed(self._next_shards, now)
+        next_shards = () if retries.lost_stream else self._next_shards
+        if next_shards is not None:
+            self.shards_changed(next_shards, now)
         if self.fair is not None:
             self._forwarder.let_in(self.fair, now)
         self.attention = True

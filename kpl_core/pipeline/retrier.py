@@ -13,7 +13,7 @@ import msgspec
 
 from kpl_core.backoff_formula import ExponentialBackoff
 from kpl_core.options.config import Config
-from kpl_core.pipeline.classification import THROTTLED, Action, Case, Row, classify, is_invalid
+from kpl_core.pipeline.classification import NO_STREAM, THROTTLED, Action, Case, Row, classify, is_invalid
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.send_queue import Bisection
 from kpl_core.pipeline.shard_map import ShardMap
@@ -45,7 +45,7 @@ class AwaitingMap(msgspec.Struct, frozen=True):
 class Retries:
     """What must travel again, and the counts of each shard."""
 
-    __slots__ = ("finished", "reaggregate", "request_failed", "resend", "sent", "throttled")
+    __slots__ = ("finished", "lost_stream", "reaggregate", "request_failed", "resend", "sent", "throttled")
 
     def __init__(self) -> None:
         # Kinesis records to send again as they are, and the time from which each may be sent.
@@ -54,6 +54,8 @@ class Retries:
         self.reaggregate: list[DetachedUserRecord] = []
         # The request failed as a whole, and a retry may fix that.
         self.request_failed = False
+        # The stream is deleted. One that is made under its name has other shards, with the same ids.
+        self.lost_stream = False
         # Kinesis records that are final or taken apart: in arrival order, the next of their shard may leave.
         self.finished: list[KinesisRecord] = []
         # By predicted shard: Kinesis records answered one by one, and those refused for throughput.
@@ -149,6 +151,7 @@ class Retrier:
             self._request_failed(request, answer, now, retries)
             self.bisection.returned(records)
             return retries
+        self._shard_map.answered(now)
         self.bisection.stored()
         self.bisection.returned(records)
         success = Attempt(True, None, None, request.started_at, now)  # noqa: FBT003
@@ -191,6 +194,7 @@ class Retrier:
         row = rows[False]
         attempt = _failed_attempt(failure, request.started_at, now)
         self._last_failure = attempt
+        retries.lost_stream = failure.code == NO_STREAM and bool(self._shard_map.open_shards)
         if row.action is Action.BISECT:
             for record in records:
                 record.outcome.attempted(attempt)

@@ -4,8 +4,10 @@ The open shards' hash ranges partition 0 .. 2**128 - 1, so a shard is found by
 the first end that is not below the hash key. Kept from the KPL (`shard_map.cc`):
 a refresh is asked for only by a result newer than the last update, and asking
 twice is asking once. Different: the old map stays in use while a new one is
-fetched (the KPL has no map meanwhile, and does not aggregate or limit), and
-the ranges of closed shards are kept for a minute, to judge late results.
+fetched (the KPL has no map meanwhile, and does not aggregate or limit), the
+ranges of closed shards are kept for a minute, to judge late results, and a map
+is used for a minute: a stream that is deleted and made again has shards with
+the ids of the old ones, and answers do not show that their ranges differ.
 """
 
 from bisect import bisect_left
@@ -18,6 +20,7 @@ from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.records.hash_key import hash_key_to_digest
 
 CLOSED_RANGE_SECONDS: Final = 60.0
+MOST_AGE_SECONDS: Final = 60.0
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -26,6 +29,11 @@ class Shard(msgspec.Struct, frozen=True):
     shard_id: str
     starting_hash_key: int
     ending_hash_key: int
+
+    @property
+    def digests(self) -> tuple[bytes, bytes]:
+        """Return the range as digests."""
+        return hash_key_to_digest(self.starting_hash_key), hash_key_to_digest(self.ending_hash_key)
 
 
 class ShardMap:
@@ -93,7 +101,8 @@ class ShardMap:
         for shard_id in [id_ for id_, at in self._closed_at.items() if now - at > CLOSED_RANGE_SECONDS]:
             del self._closed_at[shard_id], self._ranges[shard_id]
         self._updated_at = now
-        self.refresh_wanted = False
+        # Of an active stream some shard is always open.
+        self.refresh_wanted = not shard_ids
         next_starts = [0, *(shard.ending_hash_key + 1 for shard in ordered)]
         starts = [*(shard.starting_hash_key for shard in ordered), MAX_HASH_KEY + 1]
         self.gapless_ends = ends if next_starts == starts else []
@@ -105,6 +114,11 @@ class ShardMap:
         A request that began before the last update is no evidence about the present map.
         """
         if self._updated_at is None or seen_at > self._updated_at:
+            self.refresh_wanted = True
+
+    def answered(self, now: float) -> None:
+        """Ask for a refresh if the map is old, because records were stored with its help."""
+        if self._updated_at is not None and now - self._updated_at > MOST_AGE_SECONDS:
             self.refresh_wanted = True
 
     def __repr__(self) -> str:

@@ -89,12 +89,19 @@ class ShardMapRefresher:
         listing = partial(self._transport.list_shards, self._pipeline.stream)
         ask = partial(answer_within, self._listing_seconds, "list_shards", listing, as_shards)
         shards = await until_answered(ask, BACKOFF, self._chance, self._warn)
+        before = self._pipeline.shard_map.open_ranges()
+        if any(before.get(each.shard_id, each.digests) != each.digests for each in shards):
+            _logger.warning(
+                "stream %r was deleted and made again: its shards have the ids of the old ones and other ranges; "
+                "consumers may have dropped aggregated records that were sent since then",
+                self._pipeline.stream,
+            )
         self._pipeline.shards_changed(shards, self._clock())
 
     def _warn(self, failure: RequestFailure) -> None:
         consequence = (
             "the old shard map stays in use"
-            if self._pipeline.shard_map.known
+            if self._pipeline.shard_map.open_shards
             else "until then its user records travel alone, without aggregation"
         )
         _logger.warning(

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.pipeline.shard_map import Shard, ShardMap
+from kpl_core.pipeline.shard_map import MOST_AGE_SECONDS, Shard, ShardMap
 from tests.support.material import HASH_KEYS, digest, even_shards, shard_id, shard_of, split
 
 
@@ -66,11 +66,22 @@ def test_shards_that_leave_a_gap_anywhere_are_not():
         assert shard_map(gappy).gapless_ends == []
 
 
-def test_an_empty_map_is_known_and_predicts_nothing():
+def test_an_empty_map_predicts_nothing_and_wants_to_be_fetched():
     empty = shard_map([])
     assert empty.known
-    assert not empty.refresh_wanted
+    assert empty.refresh_wanted
     assert empty.predict(digest(0)) is None
+
+
+def test_an_answer_asks_for_a_newer_map_once_it_is_a_minute_old():
+    known = shard_map(even_shards(2), now=10.0)
+    known.answered(10.0 + MOST_AGE_SECONDS)
+    assert not known.refresh_wanted
+    known.answered(10.1 + MOST_AGE_SECONDS)
+    assert known.refresh_wanted
+    unknown = ShardMap()
+    unknown.answered(1_000.0)
+    assert not unknown.known
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 1_001])

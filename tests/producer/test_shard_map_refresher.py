@@ -61,13 +61,15 @@ async def test_attempts_are_one_second_apart_then_half_as_long_again_up_to_thirt
     assert longest == 30.0
 
 
-async def test_the_map_is_asked_for_once_and_then_left_alone():
+async def test_the_map_is_asked_for_again_each_minute_in_which_records_are_delivered():
     transport = listing()
     async with producer(transport) as orders:
         for _ in range(100):
             put(orders, 10)
             await anyio.sleep(1.0)
-    assert transport.asked_at == [0.0]
+        assert [round(asked_at) for asked_at in transport.asked_at] == [0, 60]
+        await anyio.sleep(1_000.0)
+    assert len(transport.asked_at) == 2
 
 
 async def test_many_surprises_at_once_are_one_refresh():
