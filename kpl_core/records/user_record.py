@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 import msgspec
 
 from kpl_core.errors import InvalidUserRecord
-from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS, STREAM_ARN_CHARACTERS
+from kpl_core.options.kinesis_limits import MAX_RECORD_BYTES, PARTITION_KEY_CHARACTERS, STREAM_ARN_CHARACTERS
 from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 
 # API_PutRecords: StreamARN, in linear time. The API's own pattern has `.*` twice and backtracks; partition and region
@@ -167,9 +167,12 @@ def require_size(key_bytes: int, data_bytes: int, *, max_record_bytes: int) -> N
         InvalidUserRecord: they do not.
     """
     if key_bytes + data_bytes > max_record_bytes:
+        advice = "split the data"
+        if max_record_bytes < MAX_RECORD_BYTES:
+            advice += " or raise the stream's limit (UpdateMaxRecordSize), which a new producer finds"
         message = (
             f"partition_key and data have {key_bytes + data_bytes:,} bytes together; the stream accepts at most "
-            f"{max_record_bytes:,}, so split the data or raise the stream's limit (UpdateMaxRecordSize)"
+            f"{max_record_bytes:,}, so {advice}"
         )
         raise InvalidUserRecord(message)
 

@@ -155,7 +155,7 @@ async def drain(
                 f"the records in {path} are of a gateway's tenants, which may have aggregation off; give --aggregation "
                 f"if all consumers de-aggregate, else --no-aggregation"
             )
-            raise CommandFailure(message)
+            raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
         connection = await Connection.to_stream(first.stream, region=region, endpoint_url=endpoint_url)
         config = connection.producer_config(
             spool=msgspec.structs.replace(options_of(path), replay_records_per_second=rate),
