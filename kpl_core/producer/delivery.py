@@ -205,6 +205,15 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
         return not await self.failures()
 
 
+def each_alone(deliveries: Deliveries) -> Iterator[Deliveries]:
+    """Return the deliveries of each record apart, for callers that each wait for one."""
+    for number, index in zip(deliveries.places[::2], deliveries.places[1::2], strict=True):
+        alone = Deliveries(0)
+        alone.outcomes.append(deliveries.outcomes[number])
+        alone.places.extend((0, index))
+        yield alone
+
+
 def put_batch_of(handle: ResultHandle) -> None:
     """Put the batch in which a user record waits, if it does, before something waits for it.
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_core import Deliveries, Delivery, UserRecord
+from kpl_core.producer.delivery import each_alone
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import Attempt
 from tests.support.producer_scene import STREAM, producer, service, unmetered
@@ -42,6 +43,15 @@ async def test_a_slice_of_it_has_results_too():
     assert await deliveries[2:9:3].results() == results[2:9:3]
     assert await deliveries[10:].results() == []
     assert await deliveries[10:].all_successful()
+
+
+async def test_the_deliveries_of_each_record_apart_have_its_result():
+    async with producer(unmetered(4)) as orders:
+        deliveries = await orders.put_many(STREAM, [(f"key {number}", b"x") for number in range(10)])
+        apart = list(each_alone(deliveries))
+        assert [len(each) for each in apart] == [1] * 10
+        assert [await each.results() for each in apart] == [[result] for result in await deliveries.results()]
+        assert [each[0].index for each in apart] == [each.index for each in deliveries]
 
 
 async def test_results_wait_for_the_last_record():

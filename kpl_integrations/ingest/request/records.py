@@ -7,6 +7,7 @@ from typing import Final, cast
 import msgspec
 
 from kpl_core import Deliveries, InvalidUserRecord
+from kpl_core.producer.delivery import each_alone
 from kpl_core.records.user_record import require_stream
 from kpl_integrations.ingest.admission.idempotency import StoredAnswer, begin_fingerprint, parse_key
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, rate_limit_headers, refused_decoding
@@ -152,7 +153,8 @@ class RecordsRequest(Request):
             if deliveries is None:
                 return None
             self.account.requests += len(bodies)
-            return [self._answer_to_one(deliveries[at : at + 1], len(each)) for at, each in enumerate(bodies)]
+            put = zip(each_alone(deliveries), bodies, strict=True)
+            return [self._answer_to_one(delivery, len(body)) for delivery, body in put]
         if not admission.try_put_pairs(self.account, self.stream, pairs, size_bytes):
             return None
         self.account.requests += len(bodies)
