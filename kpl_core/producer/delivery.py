@@ -168,9 +168,14 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
 
     def open_outcomes(self) -> list[Outcome]:
         """Return the outcomes that these records wait for, each once."""
-        moved = any(outcome.moved is not None for outcome in self.outcomes)
-        current = [delivery.follow() for delivery in self] if moved else self.outcomes
-        return [outcome for outcome in dict.fromkeys(current) if not outcome.settled]
+        waiting: dict[Outcome, None] = {}
+        for outcome in self.outcomes:
+            if outcome.moved is not None:
+                current = dict.fromkeys([delivery.follow() for delivery in self])
+                return [each for each in current if not each.settled]
+            if not outcome.settled:
+                waiting[outcome] = None
+        return [*waiting]
 
     async def results(self) -> list[RecordResult]:
         """Wait for all results; return them in the order of the records. A failed put is a value too."""

@@ -349,7 +349,7 @@ class GatewayConnection(HttpConnection):
         if self.cycle is pending:
             # An idle connection must not hold the records of its last request.
             self.cycle = None
-        if self._go_on(pending.steps, keep_alive=pending.keep_alive):
+        if self._go_on(pending.steps, keep_alive=pending.keep_alive) and not self.transport.is_closing():
             self.begin_next()
         if started is not None:
             self.turns.charges.add(self.reader.flow, self.reader.weight, time.thread_time() - started)

@@ -370,16 +370,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Note an answer of the application, and start the next request."""
         self._running = None
         self.server.shared.total_requests += 1
-        self.begin_next()
+        if not self.transport.is_closing():
+            self.become_idle()
+            self.begin_next()
 
     def begin_next(self) -> None:
-        """Start the request that waits behind an answer."""
-        if self.transport.is_closing():
-            return
+        """Start the request that waits behind an answer, if one does."""
         if self.waiting:
             self._run(*self.waiting.pop())
-        else:
-            self.become_idle()
         self.read_on()
 
     def read_on(self) -> None:
@@ -415,7 +413,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.places.keep(self)
 
     def become_idle(self) -> None:
-        """Note an answer, behind which no request waits."""
+        """Note an answer: the connection is closed if no request follows within some time."""
         self._answered_at = self.loop.time()
         if self._idle_timer is None:
             self._idle_timer = self.loop.call_later(self.server.keep_alive_seconds, self._close_if_idle)
