@@ -79,12 +79,6 @@ static Py_ssize_t entry_head(const char *entry)
     return (unsigned char)entry[1] < 0x80 ? 2 : 3;
 }
 
-static uint32_t hash_of(PyObject *text)
-{
-    Py_hash_t known = ((PyASCIIObject *)text)->hash;
-    return (uint32_t)(known != -1 ? known : PyUnicode_Type.tp_hash(text));
-}
-
 /* Return the slot of a key, or the free one where it belongs. The table has slots. */
 static Slot *slot_of(const KeyTable *table, Key key, uint32_t hash)
 {
@@ -96,17 +90,10 @@ static Slot *slot_of(const KeyTable *table, Key key, uint32_t hash)
     }
 }
 
-/* Fetch what an append of this key will read first, and where it will write. */
-static void fetch_slot(const OpenRecord *self, Key key)
-{
-    if (self->keys.room > 0) __builtin_prefetch(&self->keys.slots[hash_of(key.text) & (size_t)(self->keys.room - 1)]);
-    __builtin_prefetch(self->records.bytes + self->records.used, 1);
-}
-
 /* Return the index of a key, or how many keys there are. */
 static Py_ssize_t index_of(const KeyTable *table, Key key)
 {
-    const Slot *slot = table->room == 0 ? NULL : slot_of(table, key, hash_of(key.text));
+    const Slot *slot = table->room == 0 ? NULL : slot_of(table, key, (uint32_t)PyObject_Hash(key.text));
     return slot == NULL || slot->number == 0 ? table->count : slot->number - 1;
 }
 
@@ -133,7 +120,7 @@ static int make_key_room(KeyTable *table, Key key)
 /* Add a new key, for which there is room. */
 static void add_key(KeyTable *table, Key key)
 {
-    uint32_t hash = hash_of(key.text);
+    uint32_t hash = (uint32_t)PyObject_Hash(key.text);
     *slot_of(table, key, hash) = (Slot){hash, (uint32_t)++table->count, table->entries.used};
     put_bytes(&table->entries, key.entry, key.entry_bytes);
 }
@@ -146,11 +133,15 @@ static void clear_table(KeyTable *table)
 }
 
 /* Append head and data with the time of arrival. `user_bytes` counts key and data. */
-static int write_record(OpenRecord *self, const char *head, Py_ssize_t head_bytes, PyObject *data, Py_ssize_t user_bytes, PyObject *now)
+static int write_record(OpenRecord *self, Key key, const char *head, Py_ssize_t head_bytes, PyObject *data, Py_ssize_t user_bytes,
+                        PyObject *now)
 {
     if (make_room(&self->records, head_bytes + PyBytes_GET_SIZE(data), self->limit)) return -1;
     if (PyList_Append(self->arrivals, now)) return -1;
-    if (self->records.used == 0) Py_XSETREF(self->first_data, Py_NewRef(data));
+    if (self->records.used == 0) {
+        Py_XSETREF(self->first_key, Py_NewRef(key.text));
+        Py_XSETREF(self->first_data, Py_NewRef(data));
+    }
     put_bytes(&self->records, head, head_bytes);
     put_bytes(&self->records, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data));
     self->user_bytes += user_bytes;
@@ -174,7 +165,7 @@ static int append_one(OpenRecord *self, Key key, Key explicit, PyObject *data, P
     if (size >= self->limit) return 0;
     if (is_new && make_key_room(&self->keys, key)) return -1;
     if (is_new_explicit && make_key_room(&self->explicit_keys, explicit)) return -1;
-    if (write_record(self, head, head_bytes, data, user_bytes, now)) return -1;
+    if (write_record(self, key, head, head_bytes, data, user_bytes, now)) return -1;
     if (is_new) add_key(&self->keys, key);
     if (is_new_explicit) add_key(&self->explicit_keys, explicit);
     self->size = size;
@@ -210,25 +201,20 @@ static PyObject *append(OpenRecord *self, PyObject *const *given, Py_ssize_t cou
 
 static PyObject *add(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
 {
-    Key key;
-    if (!require(count == 6 && read_key(given[0], given[1], &key) && PyBytes_CheckExact(given[2]) && PyBytes_CheckExact(given[3]),
-                 "a partition key, its entry, the head, data, their bytes and a time")) return NULL;
+    Key key, explicit = {0};
+    if (!require((count == 6 || (count == 8 && read_key(given[6], given[7], &explicit))) && read_key(given[0], given[1], &key) &&
+                 PyBytes_CheckExact(given[2]) && PyBytes_CheckExact(given[3]),
+                 "a partition key, its entry, the head, data, their bytes, a time, and perhaps a new explicit hash key and its entry"))
+        return NULL;
     Py_ssize_t user_bytes = PyLong_AsSsize_t(given[4]), head_bytes = PyBytes_GET_SIZE(given[2]);
     if (user_bytes == -1 && PyErr_Occurred()) return NULL;
     int is_new = index_of(&self->keys, key) == self->keys.count;
     if (is_new && make_key_room(&self->keys, key)) return NULL;
-    if (write_record(self, PyBytes_AS_STRING(given[2]), head_bytes, given[3], user_bytes, given[5])) return NULL;
+    if (explicit.text != NULL && make_key_room(&self->explicit_keys, explicit)) return NULL;
+    if (write_record(self, key, PyBytes_AS_STRING(given[2]), head_bytes, given[3], user_bytes, given[5])) return NULL;
     if (is_new) add_key(&self->keys, key);
+    if (explicit.text != NULL) add_key(&self->explicit_keys, explicit);
     return last_delivery(self);
-}
-
-static PyObject *add_explicit(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
-{
-    Key key;
-    if (!require(count == 2 && read_key(given[0], given[1], &key), "an explicit hash key and its entry")) return NULL;
-    if (make_key_room(&self->explicit_keys, key)) return NULL;
-    add_key(&self->explicit_keys, key);
-    Py_RETURN_NONE;
 }
 
 /* An idle lane keeps no buffer. */
@@ -237,6 +223,7 @@ static void free_buffers(OpenRecord *self)
     clear_table(&self->keys);
     clear_table(&self->explicit_keys);
     free_buffer(&self->records);
+    Py_CLEAR(self->first_key);
     Py_CLEAR(self->first_data);
 }
 
@@ -273,15 +260,6 @@ static PyObject *explicit_index(OpenRecord *self, PyObject *explicit)
     return index_in(&self->explicit_keys, EXPLICIT_TAG, explicit);
 }
 
-static PyObject *first_key(OpenRecord *self, PyObject *Py_UNUSED(ignored))
-{
-    const char *entry = self->keys.entries.bytes;
-    if (!require(self->keys.count > 0, "a partition key first")) return NULL;
-    Py_ssize_t head = entry_head(entry), text_bytes = entry[1] & 0x7f;
-    if (head == 3) text_bytes |= (Py_ssize_t)entry[2] << 7;
-    return PyUnicode_DecodeUTF8(entry + head, text_bytes, NULL);
-}
-
 static PyObject *aggregated(OpenRecord *self, PyObject *Py_UNUSED(ignored))
 {
     const Buffer *parts[] = {&self->keys.entries, &self->explicit_keys.entries, &self->records};
@@ -303,11 +281,9 @@ static PyObject *aggregated(OpenRecord *self, PyObject *Py_UNUSED(ignored))
 static PyMethodDef methods[] = {
     {"append", (PyCFunction)(void (*)(void))append, METH_FASTCALL, NULL},
     {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
-    {"add_explicit", (PyCFunction)(void (*)(void))add_explicit, METH_FASTCALL, NULL},
     {"restart", (PyCFunction)restart, METH_O, NULL},
     {"key_index", (PyCFunction)key_index, METH_O, NULL},
     {"explicit_index", (PyCFunction)explicit_index, METH_O, NULL},
-    {"first_key", (PyCFunction)first_key, METH_NOARGS, NULL},
     {"aggregated", (PyCFunction)aggregated, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -315,6 +291,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"outcome", T_OBJECT_EX, offsetof(OpenRecord, outcome), READONLY, NULL},
     {"arrivals", T_OBJECT_EX, offsetof(OpenRecord, arrivals), READONLY, NULL},
+    {"first_key", T_OBJECT_EX, offsetof(OpenRecord, first_key), READONLY, NULL},
     {"only_data", T_OBJECT_EX, offsetof(OpenRecord, first_data), READONLY, NULL},
     {"limit", T_PYSSIZET, offsetof(OpenRecord, limit), 0, NULL},
     {"size", T_PYSSIZET, offsetof(OpenRecord, size), 0, NULL},

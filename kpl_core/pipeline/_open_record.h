@@ -47,7 +47,7 @@ typedef struct {
     DeliveryClass delivery;
     PyObject *outcome;
     PyObject *arrivals;   /* list of float */
-    PyObject *first_data; /* the data of the first user record, or NULL */
+    PyObject *first_key, *first_data; /* of the first user record, or NULL */
     KeyTable keys, explicit_keys;
     Buffer records; /* the protobuf of the user records */
     Py_ssize_t limit, size, user_bytes;

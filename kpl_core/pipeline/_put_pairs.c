@@ -97,13 +97,16 @@ static Py_ssize_t shard_of(const unsigned char *digest, const ShardTable *table)
     return first;
 }
 
-/* Find the open record of each pair's shard. */
+/* Find the open record of each pair's shard, and fetch what an append will read first, and where it will write. */
 static void find_records(Pair *pairs, Py_ssize_t count, const ShardTable *table)
 {
     for (Pair *pair = pairs; pair < pairs + count; pair++) {
         PyObject *item = PyList_GET_ITEM(table->records, table->shards == 1 ? 0 : shard_of(pair->digest, table));
         pair->record = Py_IS_TYPE(item, &OpenRecordType) ? (OpenRecord *)item : NULL;
-        if (pair->record != NULL) fetch_slot(pair->record, pair->key);
+        if (pair->record == NULL) continue;
+        const KeyTable *keys = &pair->record->keys;
+        if (keys->room > 0) __builtin_prefetch(&keys->slots[(size_t)PyObject_Hash(pair->key.text) & (size_t)(keys->room - 1)]);
+        __builtin_prefetch(pair->record->records.bytes + pair->record->records.used, 1);
     }
 }
 

@@ -8,7 +8,7 @@ lanes of a stream hand their closed Kinesis records to one `LaneOutput`.
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from kpl_core.options.stage_rules import AggregationRules
 from kpl_core.pipeline.ledger import Generations
@@ -133,9 +133,10 @@ class AggregatingLane:
             self._open(arrived_at, explicit_hash_key)
         if detached is not None:
             self._rejoin(detached, deadline)
+        new_explicit: tuple[Any, ...] = ()
         if explicit_hash_key is not None and record.explicit_index(explicit_hash_key) is None:
-            record.add_explicit(explicit_hash_key, explicit_hash_key_entry(explicit_hash_key))
-        delivery = record.add(partition_key, key_entry, head, data, user_bytes, arrived_at)
+            new_explicit = explicit_hash_key, explicit_hash_key_entry(explicit_hash_key)
+        delivery = record.add(partition_key, key_entry, head, data, user_bytes, arrived_at, *new_explicit)
         record.size = size
         left = math.inf if self._rules.count_limit is None else self._rules.count_limit - len(record.arrivals)
         if size >= limit or left <= 0:
@@ -212,7 +213,7 @@ class AggregatingLane:
         arrivals = record.arrivals
         if not arrivals:
             return
-        first_key = record.first_key()
+        first_key = record.first_key
         first_explicit = self._first_explicit_hash_key
         aggregated = len(arrivals) > 1
         data = record.aggregated() if aggregated else record.only_data

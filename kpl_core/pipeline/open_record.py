@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from operator import add
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
@@ -161,15 +161,24 @@ class PythonOpenRecord:
         """Return how many explicit hash keys their table has."""
         return len(self._explicit_entries)
 
-    def add_explicit(self, explicit_hash_key: str, entry: bytes) -> None:
-        """Add a new explicit hash key to the table of these."""
-        self._explicit_indices[explicit_hash_key] = len(self._explicit_entries)
-        self._explicit_entries.append(entry)
-
     def add(
-        self, partition_key: str, key_entry: bytes, head: bytes, data: bytes, user_bytes: int, arrived_at: float
+        self,
+        partition_key: str,
+        key_entry: bytes,
+        head: bytes,
+        data: bytes,
+        user_bytes: int,
+        arrived_at: float,
+        *explicit: str | bytes,
     ) -> ResultHandle:
-        """Add a user record whatever the limit. The caller sets `size`; `head` is what precedes the data."""
+        """Add a user record whatever the limit. The caller sets `size`; `head` is what precedes the data.
+
+        `explicit` is an explicit hash key that the table of these has not, and its entry.
+        """
+        if explicit:
+            new_key, new_entry = cast("tuple[str, bytes]", explicit)
+            self._explicit_indices[new_key] = len(self._explicit_entries)
+            self._explicit_entries.append(new_entry)
         if self._key_indices.setdefault(partition_key, len(self._key_entries)) == len(self._key_entries):
             self._key_entries.append(key_entry)
         self._pieces += (head, data)
@@ -177,8 +186,9 @@ class PythonOpenRecord:
         self.arrivals.append(arrived_at)
         return self._delivery(self.outcome, len(self.arrivals) - 1)
 
+    @property
     def first_key(self) -> str:
-        """Return the partition key of the first user record. There must be one."""
+        """The partition key of the first user record."""
         return next(iter(self._key_indices))
 
     @property

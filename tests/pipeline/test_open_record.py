@@ -58,7 +58,10 @@ def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> obj
         case "restart", _:
             record.restart(Outcome())
         case "explicit", int(number) if record.explicit_index(str(number)) is None:
-            record.add_explicit(str(number), explicit_hash_key_entry(str(number)))
+            index, explicit = record.key_index("k"), (str(number), explicit_hash_key_entry(str(number)))
+            head = record_head(record.key_count if index is None else index, record.explicit_count, 1)
+            added = record.add("k", entry("k"), head, b"x", 2, now, *explicit)
+            return type(added), added.outcome is record.outcome, added.index
         case _, (str(key), bytes(data)):
             if step == "append":
                 delivery = record.append(key, entry(key), data, len(key) + len(data), now)
@@ -67,7 +70,7 @@ def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> obj
                 head = record_head(record.key_count if index is None else index, None, len(data))
                 delivery = record.add(key, entry(key), head, data, len(key) + len(data), now)
                 record.size += len(head) + len(data)
-                assert record.key_index(record.first_key()) == 0
+                assert record.key_index(record.first_key) == 0
                 if len(record.arrivals) == 1:
                     assert record.only_data == data
             return delivery and (type(delivery), delivery.outcome is record.outcome, delivery.index)
@@ -231,8 +234,8 @@ def test_wrong_arguments_are_refused_and_change_nothing(in_c, arguments):
         record.append(*arguments)
     with pytest.raises(AttributeError):
         _ = record.only_data
-    with pytest.raises(TypeError):
-        record.first_key()
+    with pytest.raises(AttributeError):
+        _ = record.first_key
     assert (record.size, record.arrivals, record.aggregated()[4:]) == (20, [], bytes(16))
 
 
