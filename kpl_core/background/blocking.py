@@ -32,6 +32,7 @@ from kpl_core.background.sigterm import FlushOnSigterm, flush_on_sigterm as flus
 from kpl_core.errors import BufferFull, ConfigError, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, require_hooks
 from kpl_core.options.config import Config, config_or_default
+from kpl_core.pipeline.open_record import put_method
 from kpl_core.producer.checked_records import Puttable, as_user_record, checked_records, puttable
 from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, require_timeout
@@ -99,6 +100,8 @@ class BlockingProducer(ProcessListener):
         needs = self._config.spool, self._config.dead_letters, self._config.fairness
         self._is_made_in_the_loop = needs != (None, None, None)
         self._is_open = False
+        # What the put method in C needs to know while it is open.
+        self._own_streams: tuple[Any, ...] | None = None
         self._sender = BackgroundSender(make, self, name="kpl-producer", lock=lock)
         self._was_entered = False
         self._flush_on_sigterm = flush_on_sigterm
@@ -142,12 +145,14 @@ class BlockingProducer(ProcessListener):
             assert self._sender.producer is not None  # noqa: S101 - open
             self._producer = self._sender.producer
             self._is_open = self._sender.is_open
+            self._own_streams = self._threads.for_kernel()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Close with the default timeout."""
         self.close()
 
+    @put_method
     def put_nowait(
         self,
         stream: str,
@@ -162,6 +167,7 @@ class BlockingProducer(ProcessListener):
         """Accept a user record now, or not at all; raises like `Producer.put_nowait`. While SIGTERM ends it, wait."""
         return self._put(stream, puttable(partition_key, data, explicit_hash_key, flow, tier, metadata))
 
+    @put_method
     def put(
         self,
         stream: str,
@@ -289,6 +295,7 @@ class BlockingProducer(ProcessListener):
         """Take no more user records; called last, however the loop ended."""
         with self._changed:
             was_open, self._is_open = self._is_open, False
+            self._own_streams = None
         if was_open and self._sender.failure is not None:
             _logger.error("the producer's thread has ended", exc_info=self._sender.failure)
 
@@ -356,7 +363,7 @@ class BlockingProducer(ProcessListener):
         self.intake = Intake(self._changed)
         self._sender.begin_child(lock)
         keep_for_parent(self._sender)
-        self._is_open = False
+        self._is_open, self._own_streams = False, None
         self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
 
     # Waiting
@@ -398,6 +405,7 @@ class BlockingProducer(ProcessListener):
     def _begin_close(self, timeout: float | None, *, is_last: bool = True) -> Callable[[float], ProducerReport]:
         with self._changed:
             self._is_open, self._is_closing = False, self._is_open or self._is_closing
+            self._own_streams = None
         return self._sender.begin(lambda: self._close_in_loop(timeout, is_last=is_last))
 
     async def _close_in_loop(self, timeout: float | None, *, is_last: bool) -> ProducerReport:

@@ -92,7 +92,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *pipeline, *router;
-    Room *room;
+    Room *room, *taken; /* the same, or in the inbox of threads: below zero, what that takes of the room */
     DeliveryClass delivery;
     Py_ssize_t most, limit;
     double opens_at;

@@ -203,49 +203,59 @@ static int prepare(PutBatch *self, PyObject *now, PyObject *producer, PyObject *
     return 1;
 }
 
-/* Put a user record into the batch and return its delivery. `now` is NULL: soon after the one before. NULL without an error:
-   the method in Python does it. */
+/* Put a user record into the batch and return its delivery. `now` is NULL: soon after the one before, or in a thread, whose
+   batch the loop drains: then no other code runs within it. NULL without an error: the method in Python does it. */
 static PyObject *put_in_batch(PutBatch *self, PyObject *const *arguments, PyObject *now, PyObject *producer)
 {
     PyObject *key = arguments[KEY], *data = arguments[DATA], *explicit = arguments[EXPLICIT], *flow = arguments[FLOW];
     unsigned char digest[DIGEST_BYTES];
+    Room *room = self->room, *taken = self->taken;
+    int is_queued = taken != room;
     if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key) || !PyBytes_CheckExact(data)) return NULL;
     Py_ssize_t characters = PyUnicode_GET_LENGTH(key), size = characters + PyBytes_GET_SIZE(data);
     if (characters == 0 || characters > MOST_CHARACTERS || size > self->most) return NULL;
     if (explicit != Py_None && !read_hash_key(explicit, digest)) return NULL;
     if (flow != Py_None && !(self->takes_flows && PyUnicode_CheckExact(flow) && PyUnicode_IS_COMPACT_ASCII(flow))) return NULL;
+    if (is_queued && (self->outcome == NULL || self->count >= self->limit || self->bytes + size > BATCH_BYTES)) return NULL;
     if (prepare(self, now, producer, arguments[STREAM]) <= 0) return NULL;
-    if (self->room->free_records < 1 || self->room->free_bytes < size) return NULL;
+    if (room->free_records + is_queued * taken->free_records < 1) return NULL;
+    if (room->free_bytes + is_queued * taken->free_bytes < size) return NULL;
     PyObject *delivery = new_delivery(&self->delivery, self->outcome, self->count);
     if (delivery == NULL) return NULL;
     __builtin_prefetch((char *)data + CACHE_LINE);
     __builtin_prefetch((char *)data + 2 * CACHE_LINE);
     self->puts[self->count++] = (BatchedPut){Py_NewRef(key), Py_NewRef(data), Py_NewRef(explicit), Py_NewRef(flow), Py_NewRef(delivery)};
     self->bytes += size;
-    self->room->free_records--;
-    self->room->free_bytes -= size;
-    if (self->count < BATCH && self->count < self->limit && self->bytes < BATCH_BYTES) return delivery;
+    taken->free_records--;
+    taken->free_bytes -= size;
+    if (is_queued || (self->count < BATCH && self->count < self->limit && self->bytes < BATCH_BYTES)) return delivery;
     if (self->count < BATCH && self->drains > 0) return delivery; /* `drain_and_wake` above this call puts it too */
     if (drain_and_wake(self, producer, arguments[STREAM]) < 0) Py_CLEAR(delivery);
     return delivery;
 }
 
-static PyObject *drain_method(PutBatch *self, PyObject *Py_UNUSED(ignored))
+/* Drain the batch. With a time, which one of the inbox has not, its records arrive then. */
+static PyObject *drain_method(PutBatch *self, PyObject *const *given, Py_ssize_t count)
 {
     PyObject *error = NULL;
+    if (count > 0) Py_XSETREF(self->now, Py_NewRef(given[0]));
+    if (count > 0 && ask_passes(self) < 0) keep_first(&error);
     drain(self, &error);
     return raise_kept(error) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *new_batch(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords))
 {
-    PyObject *pipeline, *router, *room, *delivery;
-    if (!PyArg_ParseTuple(arguments, "OOO!O", &pipeline, &router, &RoomType, &room, &delivery)) return NULL;
+    PyObject *pipeline, *router, *room, *delivery, *outcome = NULL, *taken = NULL;
+    if (!PyArg_ParseTuple(arguments, "OOO!O|OO!", &pipeline, &router, &RoomType, &room, &delivery, &outcome, &RoomType, &taken))
+        return NULL;
     PutBatch *self = (PutBatch *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->pipeline = Py_NewRef(pipeline);
     self->router = Py_NewRef(router);
     self->room = (Room *)Py_NewRef(room);
+    self->taken = (Room *)Py_NewRef(taken == NULL ? room : taken);
+    self->outcome = Py_XNewRef(outcome);
     self->opens_at = Py_HUGE_VAL;
     self->limit = BATCH;
     if (!read_class(delivery, &self->delivery)) Py_CLEAR(self);
@@ -272,15 +282,17 @@ static void deallocate_batch(PutBatch *self)
     PyObject_GC_UnTrack(self);
     clear_batch(self);
     Py_XDECREF(self->room);
+    Py_XDECREF(self->taken);
     Py_XDECREF(self->delivery.type);
     Py_XDECREF(self->outcome);
     Py_XDECREF(self->now);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyMethodDef batch_methods[] = {{"drain", (PyCFunction)drain_method, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL}};
+static PyMethodDef batch_methods[] = {{"drain", (PyCFunction)(void (*)(void))drain_method, METH_FASTCALL, NULL}, {0}};
 
 static PyMemberDef batch_members[] = {
+    {"bytes", T_PYSSIZET, offsetof(PutBatch, bytes), READONLY, NULL},
     {"count", T_PYSSIZET, offsetof(PutBatch, count), READONLY, NULL},
     {"limit", T_PYSSIZET, offsetof(PutBatch, limit), 0, NULL},
     {"most", T_PYSSIZET, offsetof(PutBatch, most), 0, NULL},

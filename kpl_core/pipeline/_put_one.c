@@ -1,13 +1,13 @@
 /* One put of most user records, in C: a method that replaces `Producer.put_nowait` in front of the same in Python.
 
-   It takes an ASCII key, bytes-like data for which there is room, and perhaps an explicit hash key and a flow, in the
-   producer's own event loop, however the arguments are spelt, into the batch of the stream. It leaves everything else to
-   the method in Python, before anything has changed. An error of the clock or of the memory is raised. */
+   It takes an ASCII key, bytes-like data for which there is room, and perhaps an explicit hash key and a flow, however they
+   are spelt, into the batch of the stream: in the producer's own event loop, or in a thread. It leaves everything else to the
+   method in Python, before anything has changed. An error of the clock or of the memory is raised. */
 
 /* The names of the arguments, and of attributes. */
-enum { OWN_STREAMS = ARGUMENTS, THREAD_ID, NAMES };
+enum { OWN_STREAMS = ARGUMENTS, THREAD_ID, IS_STOPPED, NAMES };
 static const char *const texts[] = {"stream", "partition_key", "data", "explicit_hash_key", "flow", "tier", "metadata",
-                                    "_own_streams", "_thread_id"};
+                                    "_own_streams", "_thread_id", "is_stopped"};
 static PyObject *interned[NAMES];
 
 /* A forked child has the thread of its parent's event loop, but not the loop. */
@@ -35,6 +35,13 @@ static int runs_here(PyObject *loop, PyObject *of_thread)
     return is_here;
 }
 
+/* Say whether threads may put: what may stop them does not, and no put waits for room. */
+static int admits(PyObject *admission, PyObject *waiting)
+{
+    if (!PyDict_CheckExact(admission) || !PyDict_CheckExact(waiting) || PyDict_GET_SIZE(waiting) > 0) return 0;
+    return PyDict_GetItem(admission, interned[IS_STOPPED]) == Py_False;
+}
+
 /* Return the step of the system's coarse clock, which is read much faster and moves every 1 to 10 ms; 0 without one. */
 static int64_t coarse_step(void)
 {
@@ -53,19 +60,26 @@ static PutBatch *batch_of(PyObject *batches, PyObject *stream)
 }
 
 /* Put a record of a producer's stream. `streams`: (loop, its thread, clock, batches by stream, forks when it was opened,
-   whether the clock is the system's). NULL without an error: the method in Python does it. */
+   whether the clock is the system's, what returns the loop of a thread, the next tuple), or those of the inbox of threads:
+   (attributes of what may stop puts, puts that wait for room, None, batches by stream, forks, None). NULL without an error:
+   the method in Python does it. */
 static PyObject *put_into(PyObject *streams, PyObject *producer, PyObject *const *arguments)
 {
-    if (!PyTuple_CheckExact(streams) || PyTuple_GET_SIZE(streams) != 6 || !PyDict_CheckExact(PyTuple_GET_ITEM(streams, 3)) ||
+    if (!PyTuple_CheckExact(streams) || PyTuple_GET_SIZE(streams) < 6 || !PyDict_CheckExact(PyTuple_GET_ITEM(streams, 3)) ||
         !PyUnicode_CheckExact(arguments[STREAM])) return NULL;
-    if (PyLong_AsUnsignedLong(PyTuple_GET_ITEM(streams, 4)) != forks ||
-        !runs_here(PyTuple_GET_ITEM(streams, 0), PyTuple_GET_ITEM(streams, 1))) return NULL;
-    PyObject *stream = arguments[STREAM], *now = NULL, *delivery = NULL;
+    PyObject *clock = PyTuple_GET_ITEM(streams, 2), *stream = arguments[STREAM], *now = NULL, *delivery = NULL;
+    if (PyLong_AsUnsignedLong(PyTuple_GET_ITEM(streams, 4)) != forks) return NULL;
+    if (clock == Py_None && !admits(PyTuple_GET_ITEM(streams, 0), PyTuple_GET_ITEM(streams, 1))) return NULL;
+    if (clock != Py_None && !runs_here(PyTuple_GET_ITEM(streams, 0), PyTuple_GET_ITEM(streams, 1))) {
+        PyObject *running = PyTuple_GET_SIZE(streams) < 8 ? NULL : PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 6));
+        Py_XDECREF(running);
+        return running == Py_None ? put_into(PyTuple_GET_ITEM(streams, 7), producer, arguments) : NULL;
+    }
     PutBatch *batch = batch_of(PyTuple_GET_ITEM(streams, 3), stream);
     int64_t step = PyTuple_GET_ITEM(streams, 5) == Py_True ? coarse_step() : 0;
-    if (batch != NULL && (batch->count == 0 || step == 0 || step != batch->step)) {
+    if (batch != NULL && clock != Py_None && (batch->count == 0 || step == 0 || step != batch->step)) {
         Py_DECREF(batch);
-        if ((now = PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 2))) == NULL) return NULL;
+        if ((now = PyObject_CallNoArgs(clock)) == NULL) return NULL;
         /* Once more, because a clock of a test may run any code. */
         batch = batch_of(PyTuple_GET_ITEM(streams, 3), stream);
         if (batch != NULL) batch->step = step;
@@ -112,12 +126,6 @@ static PyObject *call_put(PyObject *callable, PyObject *const *given, size_t fla
     return PyObject_Vectorcall(((PutMethod *)callable)->function, given, flags, names);
 }
 
-static void deallocate_method(PutMethod *self)
-{
-    Py_XDECREF(self->function);
-    PyObject_Free(self);
-}
-
 static PyObject *bind_method(PyObject *self, PyObject *producer, PyObject *Py_UNUSED(type))
 {
     return producer == NULL || producer == Py_None ? Py_NewRef(self) : PyMethod_New(self, producer);
@@ -131,14 +139,13 @@ static PyObject *attribute_of(PyObject *self, PyObject *name)
     return PyObject_GetAttr(((PutMethod *)self)->function, name);
 }
 
-/* No support for the garbage collector: a class and its module live as long as the process. */
+/* Nothing frees it: a class and its module live as long as the process. */
 static PyTypeObject PutMethodType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "kpl_core.pipeline._open_record.PutMethod",
     .tp_doc = "A method in C in front of one in Python.",
     .tp_basicsize = sizeof(PutMethod),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
-    .tp_dealloc = (destructor)deallocate_method,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(PutMethod, vectorcall),
     .tp_descr_get = bind_method,

@@ -390,13 +390,19 @@ class PythonPutBatch:
     takes_flows: bool
 
     def __init__(
-        self, _pipeline: BatchOwner, _router: "Routing", _room: PythonRoom, _delivery: type[ResultHandle]
+        self,
+        _pipeline: BatchOwner,
+        _router: "Routing",
+        _room: PythonRoom,
+        _delivery: type[ResultHandle],
+        _outcome: Outcome | None = None,
+        _inbox: PythonRoom | None = None,
     ) -> None:
-        # How many wait.
-        self.count = 0
+        # How many wait, and the bytes of their keys and data.
+        self.count = self.bytes = 0
 
-    def drain(self) -> None:
-        """Put the records that wait."""
+    def drain(self, now: float | None = None) -> None:
+        """Put the records that wait. They arrive at `now`, if it is given."""
 
 
 def python_put_method(method: F) -> F:

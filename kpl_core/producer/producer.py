@@ -104,7 +104,8 @@ class Producer:
             runs = (attributes, None) if "_thread_id" in attributes else (loop.is_running, threading.get_ident())
             # A test may replace the function. Then the coarse clock of the system does not move with it.
             is_systems = self._clock is time.monotonic and isinstance(self._clock, BuiltinFunctionType)
-            self._own_streams = (*runs, self._clock, life.batches, fork_count(), is_systems)
+            inbox = self.internal.threads.for_kernel()
+            self._own_streams = (*runs, self._clock, life.batches, fork_count(), is_systems, _get_running_loop, inbox)
         return self
 
     async def __aexit__(

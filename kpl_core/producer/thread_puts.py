@@ -16,25 +16,37 @@ import contextlib
 import os
 import threading
 from asyncio import _get_running_loop
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextvars import Context, copy_context
-from itertools import count, groupby, repeat, starmap
+from itertools import count, groupby
 from operator import attrgetter
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
-import msgspec
 
 from kpl_core.errors import BufferFull, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook
 from kpl_core.options.config import Config
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.open_record import BATCH, COMPILED, PutBatch, fork_count
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.checked_records import Puttable, as_user_record, checked_size
 from kpl_core.producer.delivery import Delivery
+from kpl_core.producer.inbox import (
+    BURST,
+    MOST_BATCHED_BYTES,
+    MOST_BATCHES,
+    STEP_RECORDS,
+    BatchEntrance,
+    Inbox,
+    Queued,
+    QueuedBatch,
+    QueuedPair,
+    QueuedPut,
+    QueuedRecord,
+)
 from kpl_core.producer.lifecycle import Lifecycle, require_timeout
 from kpl_core.records.outcome import UNPUT, Outcome, ResultHandle, ResultHandles
 from kpl_core.records.record_result import INTERNAL, Attempt
@@ -46,8 +58,6 @@ OwnersHandle = TypeVar("OwnersHandle", bound=ResultHandle)
 
 # The number of this process, which the system takes long to tell.
 _process = os.getpid()
-# How many records the loop takes from the inbox in one step.
-STEP_RECORDS: Final = 250
 
 
 def _forked() -> None:
@@ -78,33 +88,6 @@ class RecordPuts(Protocol):
         """Wait until the write-ahead spool has what was put."""
 
 
-class _QueuedPair(msgspec.Struct, gc=False, eq=False):
-    """A put of key and data in the inbox, which the loop puts together with its neighbours of the same stream.
-
-    The garbage collector does not track it. To look through a full inbox took it a sixth of the time of all puts.
-    """
-
-    handle: ResultHandle
-    size_bytes: int
-    stream: str
-    partition_key: str
-    data: bytes
-
-
-class _QueuedRecord(msgspec.Struct, eq=False):
-    """Any other put in the inbox, which the loop makes alone. Without a record it is a reservation."""
-
-    handle: ResultHandle
-    size_bytes: int
-    stream: str = ""
-    record: UserRecord | None = None
-    # That of the put, if a hook asks for it.
-    context: Context | None = None
-
-
-_QueuedPut = _QueuedPair | _QueuedRecord
-
-
 class _Admission(Protocol):
     """Whether the puts of an owner are accepted."""
 
@@ -116,7 +99,8 @@ class _Admission(Protocol):
 class _Open:
     """The admission of puts that no signal stops."""
 
-    is_stopped = False
+    def __init__(self) -> None:
+        self.is_stopped = False
 
 
 class ThreadPuts(Generic[Handle]):
@@ -142,11 +126,7 @@ class ThreadPuts(Generic[Handle]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: int | None = None
         self._process = 0
-        # With the bytes of what is in it. Both count as outstanding, and the loop moves them to the buffer's books.
-        # Threads that put at the same instant may each take the last room, and so exceed it by one record each.
-        self._inbox: deque[_QueuedPut] = deque()
-        self._bytes = 0
-        self._taken = 0
+        self._inbox = Inbox(self._limit)
         # The outcome on which the deliveries of some records in a row wait while they are in the inbox.
         self._shared = Outcome()
         # The wake-ups of the loop have numbers: the last one that is made for sure, and the last one that the loop has
@@ -169,10 +149,14 @@ class ThreadPuts(Generic[Handle]):
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
         self._takes_pairs = not (self._is_made_in_the_loop or self._asks_for_context)
 
+    def for_kernel(self) -> tuple[Any, ...]:
+        """Return what the put method in C needs to know to put into this inbox."""
+        return vars(self._admission), self.lines, None, self._inbox.batches, fork_count(), None
+
     # In a thread
 
     def __len__(self) -> int:
-        return len(self._inbox)
+        return self._inbox.records
 
     def put(self, stream: str, record: Puttable) -> Handle:
         """Accept a user record or a pair now, or not at all; raises as `Producer.put_nowait`.
@@ -192,22 +176,41 @@ class ThreadPuts(Generic[Handle]):
         if self._admission.is_stopped:
             self._admit()
         inbox, limit = self._inbox, self._limit
-        queued_before = len(inbox)
+        taken, queued_before = inbox.room, len(inbox.queue)
         if (
             self._loop is None
             or self._process != _process
-            or limit.free_records <= queued_before
-            or limit.free_bytes < self._bytes + size
+            or limit.free_records + taken.free_records <= 0
+            or limit.free_bytes + taken.free_bytes < size
         ):
             self._require_room(size, "normal")
         if not queued_before % STEP_RECORDS:
             self._shared = Outcome()
         handle = self._handle(self._shared, 0)
-        inbox.append(queued := _QueuedPair(handle, size, stream, key, data))
-        self._bytes += size
+        # As `Inbox.append`.
+        inbox.queue.append(queued := QueuedPair(handle, size, stream, key, data))
+        taken.free_records -= 1
+        taken.free_bytes -= size
+        if inbox.batches:
+            _ = inbox.batches.pop(stream, None)
         if self._woken <= self._answered or self._loop is None or self._admission.is_stopped:
             self._look_again(queued)
+        if COMPILED and queued_before >= BURST and is_plain and size <= MOST_BATCHED_BYTES:
+            self._open_batch(stream)
         return handle
+
+    def _open_batch(self, stream: str) -> None:
+        """Open a batch for the next puts to a stream, unless that puts each record alone, or is new."""
+        pipeline = self._pipelines.get(stream)
+        if pipeline is None or pipeline.entrance is None or len(self._inbox.batches) >= MOST_BATCHES:
+            return
+        batch = self._inbox.append_batch(pipeline, self._handle)
+        with contextlib.suppress(KplError):
+            if self._woken <= self._answered:
+                self._wake(self._own_loop().call_soon_threadsafe)
+            # If it is None, a close has emptied the inbox, perhaps before this batch was there.
+            if self._loop is not None:
+                batch.limit = BATCH
 
     def _put_record(self, stream: str, record: Puttable) -> Handle:
         """Accept what the loop has to put alone."""
@@ -222,18 +225,17 @@ class ThreadPuts(Generic[Handle]):
         if self._admission.is_stopped:
             self._admit()
         self._require_room(size, record.tier)
-        if not len(self._inbox) % STEP_RECORDS:
+        if not len(self._inbox.queue) % STEP_RECORDS:
             self._shared = Outcome()
         handle = self._handle(self._shared, 0)
-        self._append(_QueuedRecord(handle, size, stream, record, copy_context() if self._asks_for_context else None))
+        self._append(QueuedRecord(handle, size, stream, record, copy_context() if self._asks_for_context else None))
         return handle
 
-    def _append(self, queued: _QueuedRecord) -> None:
+    def _append(self, queued: QueuedRecord) -> None:
         self._inbox.append(queued)
-        self._bytes += queued.size_bytes
         self._look_again(queued)
 
-    def _look_again(self, queued: _QueuedPut) -> None:
+    def _look_again(self, queued: QueuedPut) -> None:
         """Wake the loop for what was appended, and check once more whether it may be put.
 
         Raises:
@@ -247,11 +249,8 @@ class ThreadPuts(Generic[Handle]):
             if self._admission.is_stopped:
                 self._admit()
         except KplError:
-            try:
-                self._inbox.remove(queued)
-            except ValueError:
-                return
-            raise
+            if self._inbox.take_back(queued):
+                raise
 
     def _wake(self, call_soon: Callable[[Callable[[int], None], int], object]) -> None:
         number = next(self._wake_ups)
@@ -283,14 +282,14 @@ class ThreadPuts(Generic[Handle]):
     def reserve(self, *, size_bytes: int, tier: Tier) -> None:
         """Take room for one user record; raises `BufferFull` and `ProducerClosed`."""
         self._require_room(size_bytes, tier)
-        self._append(_QueuedRecord(self._handle(self._shared, 0), size_bytes))
+        self._append(QueuedRecord(self._handle(self._shared, 0), size_bytes))
 
     def _require_room(self, size_bytes: int, tier: Tier) -> None:
         if self._loop is None or self._process != _process:
             self._own_loop()
-        limit, records, total_bytes = self._limit, len(self._inbox) + 1, self._bytes + size_bytes
-        if not limit.has_room(size_bytes=total_bytes, records=records, tier=tier):
-            raise limit.full(more_records=records - 1, more_bytes=self._bytes)
+        limit, records, queued_bytes = self._limit, self._inbox.records, self._inbox.size_bytes
+        if not limit.has_room(size_bytes=queued_bytes + size_bytes, records=records + 1, tier=tier):
+            raise limit.full(more_records=records, more_bytes=queued_bytes)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the loop, and wait in this thread for what it returns or raises."""
@@ -334,56 +333,55 @@ class ThreadPuts(Generic[Handle]):
     def _step(self, number: int) -> None:
         # First, so that what is appended from now on wakes the loop again. Threads may wake it in another order.
         self._answered = max(self._answered, number)
-        part = self._take()
+        part = self._inbox.take()
         loop = self._loop
-        if self._inbox and loop is not None:
+        if self._inbox.queue and loop is not None:
             self._wake(loop.call_soon)
         self._put_all(part)
 
     def drain(self) -> None:
         """Put everything that is in the inbox, and count all reservations of threads in the producer's buffer."""
-        while part := self._take():
-            self._put_all(part)
+        while self._inbox.queue:
+            self._put_all(self._inbox.take())
 
     async def drained(self) -> None:
         """Put everything that is in the inbox now, in steps between which other tasks run."""
         is_drained = self.watch_drained()
         while not is_drained():
-            self._put_all(self._take())
+            self._put_all(self._inbox.take())
             await anyio.lowlevel.checkpoint()
 
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once everything that is in the inbox now has been put."""
-        last = self._taken + len(self._inbox)
+        inbox = self._inbox
+        last = inbox.taken + inbox.records
         # A put may have taken its record back.
-        return lambda: self._taken >= last or not self._inbox
+        return lambda: inbox.taken >= last or not inbox.queue
 
-    def _take(self) -> list[_QueuedPut]:
-        """Take the next records from the inbox, and count their room in the buffer's books."""
-        part: list[_QueuedPut] = []
-        # `extend` keeps what it has when the inbox is empty.
-        with contextlib.suppress(IndexError):
-            part.extend(starmap(self._inbox.popleft, repeat((), STEP_RECORDS)))
-        size_bytes = sum([queued.size_bytes for queued in part])
-        self._limit.release(records=-len(part), size_bytes=-size_bytes)
-        self._taken += len(part)
-        self._bytes = self._bytes - size_bytes if self._inbox else 0
-        return part
-
-    def _put_all(self, part: list[_QueuedPut]) -> None:
-        waited_on = {queued.handle.outcome for queued in part}
+    def _put_all(self, part: list[Queued]) -> None:
+        waited_on = {queued.handle.outcome for queued in part if not isinstance(queued, QueuedBatch)}
         for kind, run in groupby(part, type):
-            if kind is _QueuedPair:
-                for stream, pairs in groupby(cast("Iterator[_QueuedPair]", run), attrgetter("stream")):
+            if kind is QueuedPair:
+                for stream, pairs in groupby(cast("Iterator[QueuedPair]", run), attrgetter("stream")):
                     self._put_pairs(stream, list(pairs))
+            elif kind is QueuedBatch:
+                for each in cast("Iterator[QueuedBatch]", run):
+                    self._put_batch(each.entrance, each.batch)
             else:
-                for queued in cast("Iterator[_QueuedRecord]", run):
+                for queued in cast("Iterator[QueuedRecord]", run):
                     if queued.record is not None:
                         self._put_one(queued, queued.record, queued.context)
         for outcome in waited_on:
             outcome.wake()
 
-    def _put_pairs(self, stream: str, puts: list[_QueuedPair]) -> None:
+    def _put_batch(self, entrance: BatchEntrance, batch: PutBatch) -> None:
+        # A record that cannot be put has failed.
+        with contextlib.suppress(Exception):
+            entrance.put(batch, self._life.clock())
+        if entrance.pipeline.attention:
+            self._life.own_streams().wake(entrance.pipeline.stream)
+
+    def _put_pairs(self, stream: str, puts: list[QueuedPair]) -> None:
         """Put pairs together, up to one that has to be put alone; then that and all others alone."""
         pipeline = self._pipelines.get(stream)
         sizes = [queued.size_bytes for queued in puts]
@@ -409,7 +407,7 @@ class ThreadPuts(Generic[Handle]):
         for queued in puts[reached:]:
             self._put_one(queued, UserRecord(queued.partition_key, queued.data), None)
 
-    def _put_one(self, queued: _QueuedPut, record: UserRecord, context: Context | None) -> None:
+    def _put_one(self, queued: QueuedPut, record: UserRecord, context: Context | None) -> None:
         stream, size = queued.stream, queued.size_bytes
         try:
             if context is None:

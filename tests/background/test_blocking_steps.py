@@ -18,7 +18,7 @@ def test_a_full_inbox_is_taken_in_steps_of_at_most_250_records() -> None:
     with BlockingProducer(config, transport=transport) as producer:
 
         def look() -> None:
-            taken.append(producer._threads._taken)  # noqa: SLF001 - what a step took is seen nowhere else
+            taken.append(producer._threads._inbox.taken)  # noqa: SLF001 - what a step took is seen nowhere else
             if taken[-1] < 5_000:
                 producer.sender.run_soon(look)
 
