@@ -8,7 +8,7 @@ before the disk has it.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, Self
@@ -293,6 +293,8 @@ class DurableStore:
 
     async def _replay(self, spool: AsyncSpool, queue: DeadLetterQueue, options: SpoolOptions) -> None:
         put = ReplayPut("replay", self._streams, self._pipeline)
+        # All of them now: in an outage the replay may not come to those behind many records of another stream.
+        put.open_streams(spool.spool.found_streams)
         replayer = Replayer(
             spool, put, options, dead_letters=queue, on_dead_letter=self._count_dead_letter, chance=self._chance
         )
@@ -448,6 +450,13 @@ class ReplayPut:
         self._put_to.add(record.stream)
         call_when_finished(delivery, finished)
         return delivery
+
+    def open_streams(self, streams: Iterable[str]) -> None:
+        """Make the pipelines of these streams, so that the producer knows them before their records are put."""
+        for stream in sorted(streams):
+            # A record that no stream takes becomes a dead letter when it is put.
+            with contextlib.suppress(InvalidUserRecord, ProducerClosed):
+                _ = self._pipeline(stream)
 
     def joins(self, record: SpooledRecord, ticket: ResultHandle, /) -> bool:
         """Return True if `record`, put now, would share the result of the one with this ticket."""

@@ -225,6 +225,11 @@ class Spool:
             claimed.append(Claimed(row.id, record))
         return claimed
 
+    @property
+    def found_streams(self) -> frozenset[str]:
+        """The streams of the records that were in the file when it was opened, a hundred at most."""
+        return self._store.found_streams
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever the backlog grew, on the thread that made it grow. It must return quickly."""
         self._listeners.append(listener)

@@ -27,6 +27,7 @@ from kpl_core.durability.spool.tables import (
     migrate,
     read_owner,
     require_sqlite,
+    stored_streams,
     transaction,
     write_owner,
 )
@@ -42,6 +43,8 @@ _WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _MAX_ROWS: Final = 512
 # An almost empty file is shrunk if this many bytes are free in it.
 _RECLAIM_BYTES: Final = 64 * MIB
+# Each further one makes the pass over the file slower.
+_MOST_FOUND_STREAMS: Final = 100
 
 
 class Contents(NamedTuple):
@@ -106,11 +109,13 @@ class SpoolStore:
         self._version = 0
         self._contents = Contents(0, 0, 0, 0)
         self._token = b""
+        # The streams of the records that `open` found, a hundred at most.
+        self.found_streams: frozenset[str] = frozenset()
 
     def open(self) -> SpoolTotals:
-        """Take the lock, open or create the file, check it, migrate its tables and count their rows.
+        """Take the lock, open or create the file, check it, migrate its tables, count their rows, find their streams.
 
-        Reads the whole file: about half a second per GiB.
+        Reads the whole file: about 1.4 s per GiB of records of 1 KiB.
 
         Raises:
             SpoolLocked: another process owns the file.
@@ -133,6 +138,7 @@ class SpoolStore:
                 write_owner(self.connection, self._token)
             totals = self.totals()
             self._contents = totals.contents
+            self.found_streams = frozenset(stored_streams(self.connection, _MOST_FOUND_STREAMS))
             self._identity, self._log_identity = _identity(self.path), _identity(self._log)
             self._version = self._data_version()
             return totals

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kpl_core.durability.spool import store as store_module
+from kpl_core.durability.spool.envelope import encode, spooled_record_of
 from kpl_core.durability.spool.process_lock import ProcessLock
 from kpl_core.durability.spool.read_only_spool import ReadOnlySpool
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable
@@ -39,6 +40,30 @@ def test_committed_rows_survive_reopening_the_file(options: SpoolOptions) -> Non
     assert store.open() == SpoolTotals(2, 3, 30, 0, 0, 0)
     assert records_after(store.connection, 1, 10, 100) == rows(30)
     assert store.records_by_id([30, 2, 1], 10**9) == (rows(1, 30), ())
+    store.close()
+
+
+NAMES = tuple(f"stream-{number}" for number in range(150))
+
+
+def envelopes(*streams: str) -> list[RecordRow]:
+    return [
+        RecordRow(number, *encode(spooled_record_of(stream, "k", b"orders", accepted_at=1.0)))
+        for number, stream in enumerate(streams, 1)
+    ]
+
+
+@pytest.mark.parametrize("streams", [("orders", "", "order", "arn:aws:kinesis:eu-west-1:1:stream/orders"), NAMES])
+def test_the_streams_of_the_records_are_known_once_the_file_is_open(
+    options: SpoolOptions, streams: tuple[str, ...]
+) -> None:
+    store = SpoolStore(options)
+    store.open()
+    assert store.found_streams == frozenset()
+    store.commit(Changes(records=[*rows(0), *envelopes(*streams * 3)]))
+    store.close()
+    store.open()
+    assert store.found_streams == {*streams[:100]}
     store.close()
 
 

@@ -80,3 +80,24 @@ async def test_a_gateway_that_restarts_in_an_outage_goes_on_spooling_for_the_str
         transport.kinesis.faults.remove(fault)
         report = await gateway.producer.flush()
     assert (report.accepted, report.failed_total) == (6, 0)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_gateway_that_restarts_in_an_outage_knows_a_stream_behind_many_records_of_another(
+    tmp_path: Path,
+) -> None:
+    """The replay reads 4,000 records ahead, so it came to no other stream until Kinesis was back."""
+    spool = tmp_path / "spool.db"
+    transport = kinesis()
+    transport.kinesis.create_stream("payments", shard_count=1, now=0.0)
+    async with open_gateway(transport, spool=spool, close_seconds=0.1) as gateway:
+        client = Client(gateway)
+        for stream in (STREAM, "payments"):
+            assert (await client.post(records(1), ack="delivered", stream=stream)).status == 200
+        fault = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When())
+        for _ in range(10):
+            assert (await client.post(records(500), ack="spooled")).status == 202
+        assert (await client.post(records(1), ack="spooled", stream="payments")).status == 202
+    async with open_gateway(transport, spool=spool, close_seconds=1.0) as gateway:
+        assert (await Client(gateway).post(records(1, first=1), ack="spooled", stream="payments")).status == 202
+        transport.kinesis.faults.remove(fault)
