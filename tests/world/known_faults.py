@@ -44,6 +44,9 @@ _ADMISSION = "kpl_integrations/ingest/admission/admission.py"
 _RECORDS = "kpl_integrations/ingest/request/records.py"
 _HOLDER = "kpl_core/coordination/leaseholder.py"
 _TABLE = "kpl_core/coordination/lease_table.py"
+_GATEWAY = "kpl_integrations/ingest/gateway.py"
+_STREAMS = "kpl_integrations/ingest/streams/stream_directory.py"
+_READINESS = "kpl_integrations/ingest/readiness/readyz.py"
 
 KNOWN_FAULTS = (
     # Faults of the product.
@@ -129,6 +132,35 @@ KNOWN_FAULTS = (
     KnownFault(
         "a worker is taken for dead after half a lifetime", "mutant", "leases: pauses", _TABLE,
         "    if abs(age) <= lifetime:\n", "    if abs(age) <= lifetime / 2:\n",
+    ),
+    KnownFault(
+        "records of a deleted stream are accepted for good", "5daa2164", "gateway", _GATEWAY,
+        "if fact.error_code == NO_STREAM:", "if False:",
+    ),
+    KnownFault(
+        "a gateway that restarts in an outage does not know the streams in its spool", "ee7577ad", "gateway", _GATEWAY,
+        "has_pipeline=lambda stream: stream in producer.statistics()", "has_pipeline=lambda _: False",
+    ),
+    KnownFault(
+        "a restart in an outage: a stream behind many spooled records of another is unknown", "issue 42", "gateway",
+        _STORE, "        put.open_streams(spool.spool.found_streams)\n", "",
+    ),
+    KnownFault(
+        "a gateway that restarts in an outage and knows no stream is ready", "ee7577ad", "gateway", _READINESS,
+        "found[Symptom.NO_STREAM_KNOWN] = named[lookup.stream]", "pass",
+    ),
+    KnownFault(
+        "one unknown stream makes a gateway with records in its spool not ready", "3163108c", "gateway", _READINESS,
+        "not works and not counts and self._knows_none", "not works and self._knows_none",
+    ),
+    KnownFault(
+        "a stream that is listed and takes no puts is looked up again and again", "b9f53e1b", "gateway", _STREAMS,
+        "            self.known.discard(stream)\n            _remember(", "            _ = (",
+    ),
+    KnownFault(
+        "records of a deleted stream are accepted in an outage", "b9f53e1b", "gateway", _STREAMS,
+        "is_new = stream not in self._unconfirmed.names and stream not in self._doubted",
+        "is_new = stream not in self._unconfirmed.names",
     ),
     # Mutants of the places where parts meet.
     KnownFault(
@@ -233,5 +265,11 @@ KNOWN_FAULTS = (
     KnownFault(
         "a breaker that has closed is still refused", "mutant", "gateway", _ADMISSION,
         "                self._open_breakers.pop(fact.stream, None)\n", "                pass\n",
+    ),
+    KnownFault(
+        "requests without permission do not show in the part kinesis", "mutant", "gateway",
+        _READINESS,
+        "self._answers[fact.stream] = fact.ended_at, fact.error_code",
+        'self._answers[fact.stream] = fact.ended_at, None if "Denied" in (fact.error_code or "") else fact.error_code',
     ),
 )  # fmt: skip

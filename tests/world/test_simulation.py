@@ -19,12 +19,15 @@ from kpl_core.durability.spool.claims import Claimed
 from kpl_core.durability.spool.group_commit import CommitRequest, SpoolWriter, _merged
 from kpl_core.durability.spool.spool import Spool
 from kpl_core.durability.spool.tables import StoredLetter
+from kpl_core.hooks import RequestCompleted
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.producer.report import ProducerReport
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow, StoredAnswer
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.fast_path.protocol import GatewayConnection
+from kpl_integrations.ingest.readiness.readyz import PartsWatch
+from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.record_counts import Counts
 from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals
@@ -243,6 +246,34 @@ def test_a_key_that_serves_for_another_request_is_seen(monkeypatch):
 
     monkeypatch.setattr(IdempotencyWindow, "begin", begin_again)
     assert "a key was used twice: answered 202" in found_from(2, run_connections_story)[0]
+
+
+def test_a_deleted_stream_whose_records_are_accepted_for_good_is_seen(monkeypatch):
+    """As it was until November 2026."""
+    monkeypatch.setattr(StreamDirectory, "doubt", lambda *_: None)
+    assert "Kinesis had said that brief is not there" in found_from(11, run_gateway_story)[0]
+
+
+def test_a_gateway_that_does_not_know_the_streams_in_its_spool_is_seen(monkeypatch):
+    """As it was until November 2026: after a restart in an outage it refused all records."""
+    begin = StreamDirectory.__init__
+
+    def begin_without_spool(self: StreamDirectory, *given: Any, **named: Any) -> None:
+        begin(self, *given, **{**named, "has_pipeline": lambda _: False})
+
+    monkeypatch.setattr(StreamDirectory, "__init__", begin_without_spool)
+    assert "and the spool had records of" in found_from(15, run_gateway_story)[0]
+
+
+def test_readiness_that_does_not_say_that_a_permission_is_missing_is_seen(monkeypatch):
+    answered = PartsWatch.answered
+
+    def answered_but_for_permissions(self: PartsWatch, fact: RequestCompleted) -> None:
+        if fact.error_code != "AccessDeniedException":
+            answered(self, fact)
+
+    monkeypatch.setattr(PartsWatch, "answered", answered_but_for_permissions)
+    assert "every request fails, and the part kinesis is ok" in found_from(17, run_gateway_story)[0]
 
 
 def test_room_that_is_given_back_twice_is_seen(monkeypatch):

@@ -169,6 +169,7 @@ class ConnectionsStory(GatewayStory):
     """The story."""
 
     seconds = 10.0
+    has_events = False
 
     def __init__(self, world: World, disk: Disk, folder: Path) -> None:
         super().__init__(world, disk, folder)
