@@ -90,6 +90,11 @@ def test_a_worker_that_forgets_an_idle_tenant_does_not_gain_by_it():
     assert run_workers_story(22).false == []
 
 
+def test_a_tenant_that_comes_late_to_a_worker_has_its_first_burst_there():
+    """The world counted that burst from the start of the worker, and called 57 records too many."""
+    assert run_workers_story(1100087, Less(seconds=10.0)).false == []
+
+
 def test_a_worker_that_starts_again_with_its_name_has_its_share_of_the_shards_back():
     """A calm plan was renewed for ten minutes, and its worker did not use what that granted: 0.6 records a second."""
     assert run_workers_story(106619, Less(frozenset({"pauses"}), clients=2)).false == []

@@ -33,7 +33,7 @@ class SharedRates:
         self, rates: Mapping[str, float], *, burst_seconds: float, kind: Kind, overshoot: float, interval: float
     ) -> None:
         self._rates, self._kind, self._interval = rates, kind, interval
-        self._saved = max(burst_seconds, SAVED_SECONDS)
+        self.saved = max(burst_seconds, SAVED_SECONDS)
         self._overshoot = overshoot
         self.gauge = FleetGauge({tenant: (rate, rate) for tenant, rate in rates.items()}) if rates else None
         # The tokens that all buckets of a tenant have at most, and when.
@@ -42,7 +42,7 @@ class SharedRates:
         self.false: list[str] = []
 
     def _most(self, tenant: str) -> float:
-        return self._rates[tenant] * self._kind.most_rate * self._saved
+        return self._rates[tenant] * self._kind.most_rate * self.saved
 
     def changed(self, tenant: str, rate: float) -> None:
         """Count that a bucket's rate in force changed by so much."""
@@ -98,12 +98,14 @@ class SharedRates:
 class WatchedQuota(TenantQuota):
     """A tenant's quota in one process."""
 
-    __slots__ = ("_counted", "_is_leased", "_process", "_shared", "_tenant_id")
+    __slots__ = ("_allowance", "_counted", "_is_leased", "_process", "_shared", "_tenant_id")
 
     def __init__(self, tenant: Tenant, shared: SharedRates, process: WorkerProcess) -> None:
         super().__init__(tenant)
         self._shared, self._process, self._tenant_id, self._counted = shared, process, tenant.id, 0.0
         self._is_leased = False
+        # Records of its first burst, if its process has no plan yet; None before it has a rate.
+        self._allowance: float | None = None
         if process.sharing is not None and process.first_plans is None:
             process.first_plans = _plans_of(process.sharing)
 
@@ -124,6 +126,8 @@ class WatchedQuota(TenantQuota):
         # As for the laws of leases, the allowance of a worker that has no plan in force does not count. After its start
         # it reads none before its first tenant with a rate.
         self._is_leased |= sharing is not None and first is not None and _plans_of(sharing) is not first
+        burst = self._rates[0] * self._shared.saved
+        self._allowance = min(burst, self._allowance if self._allowance is not None else burst * (not self._is_leased))
         self.recount()
 
     def offer(self, records: int, size_bytes: int) -> None:
@@ -133,7 +137,11 @@ class WatchedQuota(TenantQuota):
     def try_take(self, records: int, size_bytes: int, now: float) -> Any:
         wait = super().try_take(records, size_bytes, now)
         if wait is None:
-            self._shared.taken(self._tenant_id, records)
+            # A tenant may come to a worker long after its start, when the others have its whole burst.
+            uncounted = min(self._allowance or 0.0, records)
+            if self._allowance is not None:
+                self._allowance -= uncounted
+            self._shared.taken(self._tenant_id, records - uncounted)
         return wait
 
     def give_back(self, records: int, size_bytes: int) -> None:
