@@ -159,7 +159,7 @@ REFUSALS: Final[Mapping[Refusal, RefusalAnswer]] = MappingProxyType(
 SERVER_REFUSALS: Final[Mapping[Refusal, str]] = MappingProxyType(
     {
         Refusal.BUSY: "the gateway has too many connections or requests; send this one again later",
-        Refusal.BAD_HTTP: "this is not valid HTTP: a request has one Host field, and its target is a path",
+        Refusal.BAD_HTTP: "this is not valid HTTP: a request has one Host field, a path, and one length or chunks",
         Refusal.SLOW_HEAD: "the request line and the header fields did not arrive in time; send them at once",
         Refusal.LARGE_HEAD: "the request line and the header fields are too large; send fewer or shorter ones",
         Refusal.TRANSFER_CODING: "the only transfer coding here is chunked",

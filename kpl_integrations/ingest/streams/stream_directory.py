@@ -189,8 +189,10 @@ class StreamDirectory:
 
     def confirm(self, stream: str) -> None:
         """Remember that a record was delivered to this stream, so that it exists."""
-        # This runs for every delivered record.
+        # This runs for every delivered record, also of the spool, whose replay goes on while clients get 404.
         self._doubted.discard(stream)
+        if self._absent:
+            _ = self._absent.pop(stream, None)
         if stream in self._unconfirmed.names and len(self.known) < MOST_STREAMS:
             self._unconfirmed.discard(stream)
             self.known.add(stream)

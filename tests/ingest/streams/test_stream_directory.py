@@ -366,6 +366,20 @@ async def test_a_stream_that_was_deleted_is_not_acknowledged_any_more(caplog: py
         assert (report.delivered, report.failed_total) == (6, 3)
 
 
+async def test_a_stream_that_takes_a_record_is_looked_up_again_at_once():
+    transport = kinesis()
+    async with open_gateway(transport) as gateway:
+        client = Client(gateway)
+        transport.kinesis.delete_stream(STREAM, now=anyio.current_time())
+        assert (await client.post(records(1))).status == 404
+        transport.kinesis.create_stream(STREAM, shard_count=1, now=anyio.current_time())
+        assert (await client.post(records(1))).status == 404
+        # As a replay does.
+        delivery = await gateway.producer.put(STREAM, partition_key="k", data=b"x")
+        assert (await delivery).successful
+        assert (await client.post(records(1), ack="delivered")).status == 200
+
+
 async def test_a_stream_that_was_deleted_is_not_acknowledged_in_an_outage_either():
     """Its pipeline was taken for records in the spool."""
     transport = kinesis()
