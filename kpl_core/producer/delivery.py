@@ -39,10 +39,6 @@ _RESULTS_PER_CHECKPOINT: Final = 50_000
 class Delivery(ResultHandle, gc=False, eq=False):
     """What `put` returns: `await` it, any number of times, for the `RecordResult`."""
 
-    def __repr__(self) -> str:
-        result = self.peek()
-        return "<Delivery pending>" if result is None else f"<Delivery {result!r}>"
-
     def result(self) -> RecordResult:
         """Return the result.
 

@@ -169,6 +169,10 @@ class ResultHandle(msgspec.Struct, gc=False):
     outcome: Outcome
     index: int
 
+    def __repr__(self) -> str:
+        result = self.peek()
+        return f"<{type(self).__name__} {'pending' if result is None else repr(result)}>"
+
     def follow(self) -> Outcome:
         """Return the current outcome of this user record, and keep it for the next call. Thread-safe."""
         outcome, index = self.outcome, self.index

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core import Delivery, NotSpooled, ResultPending
+from kpl_core import BlockingDelivery, Delivery, NotSpooled, ResultPending
 from kpl_core.producer import delivery as module
 from kpl_core.producer.delivery import wait_for_spool_of_all
 from kpl_core.records.outcome import History, Outcome
@@ -196,12 +196,13 @@ def test_deliveries_compare_by_identity_so_that_gather_takes_them():
     assert len({one, same}) == 2
 
 
-def test_a_delivery_shows_its_result_and_nothing_of_what_is_behind_it():
+@pytest.mark.parametrize("handle", [Delivery, BlockingDelivery])
+def test_a_delivery_shows_its_result_and_nothing_of_what_is_behind_it(handle):
     outcome = Outcome()
-    delivery = Delivery(outcome, 0)
-    assert repr(delivery) == "<Delivery pending>"
+    delivery = handle(outcome, 0)
+    assert repr(delivery) == f"<{handle.__name__} pending>"
     settle(outcome)
-    assert repr(delivery) == f"<Delivery {delivery.result()!r}>"
+    assert repr(delivery) == f"<{handle.__name__} {delivery.result()!r}>"
 
 
 def test_a_callback_hears_of_every_delivery_of_a_kinesis_record_through_one_waiter():
