@@ -190,6 +190,8 @@ class Inbox:
         """Let no thread put into a batch any more, and return how many records it has."""
         batch, stream = queued.batch, queued.entrance.pipeline.stream
         if self.batches.get(stream) is batch:
-            del self.batches[stream]
+            # A put made in Python may have removed it meanwhile, and another one may have opened the next: that is in
+            # the queue too, and is filled no more.
+            _ = self.batches.pop(stream, None)
         queued.size_bytes = batch.bytes
         return batch.count

@@ -269,7 +269,13 @@ class ThreadPuts(Generic[Handle]):
         if not self.has_line(record) and not self._is_made_in_the_loop and _get_running_loop() is None:
             with contextlib.suppress(BufferFull):
                 return self.put(stream, record)
-        return self._handle_of(self.call(lambda: self.put_within(stream, record, timeout)))
+
+        async def put() -> Delivery:
+            # What this thread put before comes first.
+            await self.drained()
+            return await self.put_within(stream, record, timeout)
+
+        return self._handle_of(self.call(put))
 
     def _handle_of(self, delivery: Delivery) -> Handle:
         return self._handle(delivery.outcome, delivery.index)

@@ -259,6 +259,28 @@ def test_a_put_that_needs_room_waits_behind_those_that_do() -> None:
         assert orders.flush().delivered == 102
 
 
+class RemovedMeanwhile(dict[str, Any]):
+    """A table from which another thread removes what the loop has just found there."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        _ = self.pop(key, None)
+        return found
+
+
+def test_a_batch_that_a_put_removes_while_the_loop_takes_it_is_taken_with_all_before_it() -> None:
+    """The loop raised KeyError, and what it had taken in that step had no results."""
+    with blocking() as orders:
+        known(orders)
+        go_on = hold(orders)
+        puts = [put(orders, f"{number}") for number in range(50)]
+        inbox = inbox_of(orders)
+        inbox.batches = RemovedMeanwhile(inbox.batches)
+        go_on.set()
+        assert all(delivery.result(20).successful for delivery in puts)
+        assert orders.flush().delivered == 51
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_put_in_a_forked_child_raises_although_a_batch_is_open() -> None:
     with blocking() as orders:

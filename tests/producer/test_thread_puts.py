@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
@@ -285,6 +286,23 @@ async def test_a_signal_handler_that_puts_in_the_middle_of_a_put_is_counted(monk
         report = await orders.flush()
         assert (report.accepted, report.delivered) == (2, 2)
         assert (orders.buffer_limit.outstanding_records, orders.buffer_limit.outstanding_bytes) == (0, 0)
+
+
+async def test_a_blocking_put_that_needs_room_comes_behind_what_its_thread_put_before():
+    fake = FakeKinesis({STREAM: 1}, enforce_limits=False)
+    async with producer(fake, max_outstanding_records=1_000, rate_limit_records_per_sec_per_shard=1e6) as orders:
+
+        def work() -> None:
+            for number in range(1_500):
+                orders.put_blocking(STREAM, partition_key="k", data=f"{number}".encode(), timeout=20)
+
+        working = asyncio.create_task(asyncio.to_thread(work))
+        await asyncio.sleep(0)
+        # Meanwhile the thread fills the buffer, with more than the loop puts in one step.
+        time.sleep(0.3)  # noqa: ASYNC251 - a loop that is busy
+        await working
+        await orders.flush()
+    assert [int(read.data) for read in read_everything(fake, STREAM)] == list(range(1_500))
 
 
 async def test_a_blocking_put_does_not_overtake_a_put_that_waits_for_room():
