@@ -16,6 +16,11 @@ _MOST_TENANTS: Final = 1_000
 _MOST_HISTORY: Final = 60
 
 
+def process_name(worker: int | str, drains: str) -> str:
+    """Return what logs and the dashboard call a process: "worker 2" or "the drainer of spool-2.db"."""
+    return f"the drainer of {drains}" if drains else f"worker {worker}"
+
+
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     """One tenant: its requests, its accepted records, and its records that wait in the fair queue.
 
@@ -79,11 +84,13 @@ class StreamStats(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """One of several processes; `deaths` counts its dead predecessors.
 
-    `silent_seconds` is the age of its figures: a second at most, unless the process hangs.
+    `silent_seconds` is the age of its figures: a second at most, unless the process hangs. `drains` is the file of a
+    process that takes no requests and only drains this file.
     """
 
     process_id: int
     state: str
+    drains: str = ""
     silent_seconds: float = 0.0
     deaths: int = 0
     accepted: int = 0

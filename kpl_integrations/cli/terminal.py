@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kpl_integrations.cli.exit_code import CommandFailure
+from kpl_integrations.gateway_figures import process_name
 
 # The logger's name in lines that the command prints itself.
 _COMMAND: Final = "kpl_integrations.cli"
@@ -114,14 +115,16 @@ def print_failure(failure: CommandFailure) -> None:
 
 
 class LogFormat(NamedTuple):
-    """How log lines are printed: with an instant (UTC), as JSON, after a prefix; `worker` is a field of JSON.
+    """How log lines are printed: with an instant (UTC), as JSON, after the name of the process.
 
+    In JSON, `worker` is a field; `drains` is one in place of it, if the process only drains this file.
     In JSON everything that the command prints is a log line, its results and its errors too.
     """
 
     has_time: bool = False
     is_json: bool = False
     worker: int | None = None
+    drains: str = ""
 
     def line(self, record: logging.LogRecord) -> str:
         """Return one line."""
@@ -130,7 +133,7 @@ class LogFormat(NamedTuple):
             message += f": {record.exc_info[0].__name__}: {record.exc_info[1]}"
         if self.is_json:
             return self._json_line(record.created, level, record.name, message, getattr(record, "fields", {}))
-        prefix = "" if self.worker is None else f"worker {self.worker}: "
+        prefix = "" if self.worker is None else f"{process_name(self.worker, self.drains)}: "
         return f"{_instant(record.created) + ' ' if self.has_time else ''}{level}: {prefix}{message}"
 
     def note(
@@ -154,7 +157,8 @@ class LogFormat(NamedTuple):
 
     def _json_line(self, at: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> str:
         worker = {} if self.worker is None else {"worker": self.worker}
-        first = {"time": _instant(at), "level": level, "logger": logger, **worker, "message": message}
+        process = {"drains": self.drains} if self.drains else worker
+        first = {"time": _instant(at), "level": level, "logger": logger, **process, "message": message}
         return msgspec.json.encode({**first, **fields}, enc_hook=str).decode()
 
 

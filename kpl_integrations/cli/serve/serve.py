@@ -30,7 +30,7 @@ from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
 from kpl_integrations.ingest.settings_sources import LoadedSettings
 from kpl_integrations.ingest.workers.link import WorkerIdentity
-from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
+from kpl_integrations.ingest.workers.spool_files import durable_path, file_of_worker, numbered_files, orphaned_spools
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
 
 _WORKER_COMMAND: Final = (sys.executable, "-m", "kpl_integrations.cli.serve.worker")
@@ -178,7 +178,8 @@ async def _supervise(
         message = "several workers need a POSIX system; omit --workers"
         raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
     with tempfile.TemporaryDirectory(prefix="kpl-serve-", ignore_cleanup_errors=True) as folder:
-        numbers = [*range(len(sockets)), *orphaned_spools(settings, len(sockets))]
+        orphaned = {number: file_of_worker(settings, number) for number in orphaned_spools(settings, len(sockets))}
+        numbers = [*range(len(sockets)), *orphaned]
         supervisor = Supervisor(
             _WORKER_COMMAND,
             # Paths become strings, which the worker's settings accept.
@@ -187,8 +188,8 @@ async def _supervise(
             ),
             sockets=sockets,
             identities=[
-                WorkerIdentity(worker=number, count=len(numbers), folder=folder, takes_requests=place < len(sockets))
-                for place, number in enumerate(numbers)
+                WorkerIdentity(worker=number, count=len(numbers), folder=folder, drains=orphaned.get(number, ""))
+                for number in numbers
             ],
             grace_seconds=settings.drain_delay_seconds + settings.close_seconds + _GRACE_SECONDS,
         )

@@ -208,7 +208,8 @@ async def _run() -> None:
         if first is not None:
             with known_failures(), contextlib.ExitStack() as logs:
                 instructions = msgspec.json.decode(first, type=Instructions)
-                shown = instructions.given.log_format()._replace(worker=instructions.identity.worker)
+                identity = instructions.identity
+                shown = instructions.given.log_format()._replace(worker=identity.worker, drains=identity.drains)
                 print_exceptions_as(shown)
                 logs.enter_context(show_all_logs(LOGGED, shown))
                 await _serve(instructions, channel)

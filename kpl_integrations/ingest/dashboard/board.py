@@ -18,6 +18,7 @@ from kpl_integrations.gateway_figures import (
     StreamView,
     TenantStats,
     per_second,
+    process_name,
 )
 from kpl_integrations.ingest.admission.refusals import REFUSALS
 from kpl_integrations.ingest.readiness.parts import PartState
@@ -194,7 +195,7 @@ def _silent_processes(stats: StatsDocument, *, is_current: bool) -> list[dict[st
         return [_silent("supervisor", None, "it does not answer, and all figures are old", action)]
     return [
         _silent(
-            f"worker {worker}",
+            process_name(worker, each.drains),
             each.silent_seconds,
             f"process {each.process_id} does not answer, and its figures are old",
             f"take a stack (`py-spy dump --pid {each.process_id}`) and kill it: another one takes its place",

@@ -28,6 +28,7 @@ from typing import Final, Self
 import anyio
 import msgspec
 
+from kpl_integrations.gateway_figures import process_name
 from kpl_integrations.ingest.workers.record_counts import RecordCounts
 
 # A report has about 200 bytes for each tenant. Larger lines are a mistake.
@@ -41,18 +42,23 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
         worker: its number, from 0; the process that replaces a dead one has the same number.
         count: how many processes share the rates, including those that only drain an orphaned spool.
         folder: the coordination folder of this run, readable by its user only.
-        takes_requests: False for a process that only drains an orphaned spool.
+        drains: the orphaned spool of a process that only drains it; "" for one that takes requests.
     """
 
     worker: int
     count: int
     folder: str
-    takes_requests: bool = True
+    drains: str = ""
 
     @property
     def name(self) -> str:
         """Return its name in stores, which no other run uses. A replacement takes over the dead worker's leases."""
         return f"{Path(self.folder).name}-{self.worker}"
+
+    @property
+    def process_name(self) -> str:
+        """Return its name in logs, by which an operator finds it."""
+        return process_name(self.worker, self.drains)
 
 
 class Descriptors(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ class PeerStats:
                 process_id=os.getpid(),
                 inherited=self._inherited,
                 counts=self._link.counts.now(),
-                takes_requests=identity.takes_requests,
+                drains=identity.drains,
                 stats=totals.stats,
                 families=list(totals.families),
             )

@@ -8,6 +8,7 @@ that no worker opens. `orphaned_spools` lists them, and a process of its own dra
 
 import asyncio
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,13 @@ def settings_of_worker(settings: IngestSettings, worker: int) -> IngestSettings:
 def durable_path(settings: IngestSettings) -> Path | None:
     """Return the file that outlives a run: the spool, which also holds the dead letters, else that of dead letters."""
     return settings.spool or settings.dead_letters
+
+
+def file_of_worker(settings: IngestSettings, worker: int) -> str:
+    """Return the worker's durable file as logs show it, "" without one."""
+    path = durable_path(settings_of_worker(settings, worker))
+    # A path need not be UTF-8, and messages between processes are.
+    return "" if path is None else os.fsencode(path).decode(errors="backslashreplace")
 
 
 def numbered_files(path: Path) -> list[int]:

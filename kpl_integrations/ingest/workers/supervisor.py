@@ -116,7 +116,7 @@ class _Worker:
             self.report = decode_report(body)
         except msgspec.DecodeError as error:
             # A new version may have been installed while this supervisor runs.
-            _logger.error("the report of worker %d cannot be read: %s", self.identity.worker, error)  # noqa: TRY400
+            _logger.error("the report of %s cannot be read: %s", self.identity.process_name, error)  # noqa: TRY400
         else:
             self.reported_at = time.monotonic()
         self.answered = int(number)
@@ -135,12 +135,12 @@ class _Worker:
             return
         if self.is_silent:
             text = (
-                "worker %d has not reported for %.0f s: if it hangs, take a stack (`py-spy dump --pid %d`) and kill "
-                "it; another one takes its place"
+                "%s has not reported for %.0f s: if it hangs, take a stack (`py-spy dump --pid %d`) and kill it; "
+                "another one takes its place"
             )
-            _logger.warning(text, self.identity.worker, report.age_seconds, report.process_id)
+            _logger.warning(text, self.identity.process_name, report.age_seconds, report.process_id)
         else:
-            _logger.info("worker %d reports again", self.identity.worker)
+            _logger.info("%s reports again", self.identity.process_name)
 
     def notify(self) -> None:
         self.changed.set()
@@ -244,7 +244,7 @@ class Supervisor:
 
     async def _run_and_restart(self, worker: _Worker, background: TaskGroup) -> None:
         """Run one process after the other under this worker's number, until the supervisor stops."""
-        number = worker.identity.worker
+        name = worker.identity.process_name
         while not self._stopping.is_set():
             started_at = time.monotonic()
             worker.has_process = True
@@ -253,12 +253,12 @@ class Supervisor:
             if status == 0 and (self._stopping.is_set() or worker.socket is None):
                 # It ended in order, and its last report is final.
                 break
-            lost = self._dead.add(number, worker.report, worker.memory.read())
+            lost = self._dead.add(worker.identity.worker, worker.report, worker.memory.read())
             worker.report = None
             if lost:
-                _logger.error("worker %d died with %d acknowledged records, which are lost", number, lost)
+                _logger.error("%s died with %d acknowledged records, which are lost", name, lost)
             if self._stopping.is_set():
-                _logger.warning("worker %d %s while stopping", number, _ended(status))
+                _logger.warning("%s %s while stopping", name, _ended(status))
                 break
             if not worker.is_ready:
                 self._failed = status
@@ -268,10 +268,10 @@ class Supervisor:
             is_quick = time.monotonic() - started_at < _LONG_LIFE_SECONDS
             worker.quick_deaths = worker.quick_deaths + 1 if is_quick else 0
             backoff_seconds = _RESTART_BACKOFF.longest_seconds(worker.quick_deaths) if worker.quick_deaths else 0.0
-            _logger.warning("worker %d %s; it is replaced in %g s", number, _ended(status), backoff_seconds)
+            _logger.warning("%s %s; it is replaced in %g s", name, _ended(status), backoff_seconds)
             if worker.socket is not None and worker.quick_deaths == _MAX_QUICK_DEATHS:
-                text = "worker %d died %d times in a row; the other workers get its connections until it listens"
-                _logger.error(text, number, worker.quick_deaths)
+                text = "%s died %d times in a row; the other workers get its connections until it listens"
+                _logger.error(text, name, worker.quick_deaths)
             self._abandon_sockets()
             with anyio.move_on_after(backoff_seconds):
                 await self._stopping.wait()
@@ -294,7 +294,7 @@ class Supervisor:
             worker.process, own, instructions = await self._start(worker)
         except OSError as error:
             # There may be no memory, files or processes left for a moment; the other workers are not affected.
-            _logger.warning("worker %d could not be started: %s", worker.identity.worker, error.strerror or error)
+            _logger.warning("%s could not be started: %s", worker.identity.process_name, error.strerror or error)
             return _NOT_STARTED
         async with worker.process, anyio.create_task_group() as tasks:
             worker.channel = channel = await Channel.over(own)
@@ -363,8 +363,8 @@ class Supervisor:
                 is_first = worker.report is None
                 worker.take_report(message)
                 if is_first and worker.report is not None and (lost := self._dead.missing(worker.report)):
-                    text = "worker %d did not find %d acknowledged records in its spool, which are lost"
-                    _logger.error(text, worker.identity.worker, lost)
+                    text = "%s did not find %d acknowledged records in its spool, which are lost"
+                    _logger.error(text, worker.identity.process_name, lost)
         # The system closes a dead process's files before it tells the status, for which a thread waits on Python 3.11.
         self._set_accepting(worker, is_accepting=False)
         worker.channel = None
@@ -421,8 +421,8 @@ class Supervisor:
         await anyio.sleep(self._grace_seconds)
         for worker in self._workers:
             if worker.process is not None:
-                text = "worker %d did not stop within %g s and is killed"
-                _logger.error(text, worker.identity.worker, self._grace_seconds)
+                text = "%s did not stop within %g s and is killed"
+                _logger.error(text, worker.identity.process_name, self._grace_seconds)
                 with contextlib.suppress(ProcessLookupError):
                     worker.process.kill()
 

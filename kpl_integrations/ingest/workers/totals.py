@@ -49,7 +49,8 @@ _STATES: Final = ("closed", "draining", "open")
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one worker process; `inherited` records were in its files when it started.
 
-    `counts` are the counters in shared memory at the same instant. The supervisor notes the age of the report.
+    `counts` are the counters in shared memory at the same instant. The supervisor notes the age of the report. `drains`
+    is the orphaned spool of a process that takes no requests.
     """
 
     worker: int
@@ -57,7 +58,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     inherited: int
     age_seconds: float = 0.0
     counts: Counts = Counts()
-    takes_requests: bool = True
+    drains: str = ""
     stats: StatsDocument
     families: list[Family]
 
@@ -140,7 +141,7 @@ def sum_of(living: Sequence[WorkerTotals], dead: DeadTotals) -> GatewayTotals:
     """Return the sum over all workers; `living` has at most one report for each worker."""
     stats: StatsDocument = reduce(_added, (each.stats for each in living), dead.stats)
     records = _added(stats.records, dead.places(living))
-    states = (each.stats.state for each in living if each.takes_requests)
+    states = (each.stats.state for each in living if not each.drains)
     stats = msgspec.structs.replace(
         stats,
         state=min(states, key=_STATES.index, default="closed"),
@@ -151,6 +152,7 @@ def sum_of(living: Sequence[WorkerTotals], dead: DeadTotals) -> GatewayTotals:
             str(each.worker): WorkerStats(
                 process_id=each.process_id,
                 state=each.stats.state,
+                drains=each.drains,
                 silent_seconds=round(each.age_seconds, 1),
                 deaths=dead.workers.get(each.worker, _DeadWorker()).deaths,
                 accepted=each.stats.records.accepted,
@@ -201,7 +203,7 @@ def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, or structs a
 
 def _families(living: Sequence[WorkerTotals], dead: DeadTotals, stats: StatsDocument) -> list[Family]:
     # A worker that only drains an orphaned spool does not decide whether the gateway is open.
-    reported = (family for each in living for family in each.families if each.takes_requests or family.name != _OPEN)
+    reported = (family for each in living for family in each.families if not each.drains or family.name != _OPEN)
     families = _merged([*dead.families, *reported])
     # These two are no sums: the records of a dead worker's spool, or a tenant at two workers, would count twice.
     exact = {

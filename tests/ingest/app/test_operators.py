@@ -175,6 +175,7 @@ def test_a_log_line_has_its_instant_and_worker():
     assert LogFormat().line(record_of()) == "warning: said a\nb"
     line = LogFormat(has_time=True, worker=3).line(record_of())
     assert line == "2023-11-14T22:13:20.250Z warning: worker 3: said a\nb"
+    assert LogFormat(worker=-1, drains="s.db").line(record_of()) == "warning: the drainer of s.db: said a\nb"
 
 
 def test_a_log_line_in_json_has_the_fields_of_its_record(capsys):
@@ -187,6 +188,8 @@ def test_a_log_line_in_json_has_the_fields_of_its_record(capsys):
         "message": "said a\nb",
         "status": 202,
     }
+    line = json.loads(LogFormat(is_json=True, worker=-1, drains="s.db").line(record_of()))
+    assert (line["drains"], "worker" in line) == ("s.db", False)
     with show_logs("kpl_integrations.x", logging.INFO, LogFormat(is_json=True)):
         logging.getLogger("kpl_integrations.x").info("one line\nof JSON")
     assert json.loads(capsys.readouterr().err)["message"] == "one line\nof JSON"

@@ -94,6 +94,9 @@ def test_a_process_that_hangs_is_a_failed_part_because_its_figures_are_old() -> 
     assert silent["detail"] == "process 72 does not answer, and its figures are old"
     assert "py-spy dump --pid 72" in silent["action"]
     assert kinesis["state"] == "ok"
+    drainer = WorkerStats(process_id=80, state="open", drains="spool.db", silent_seconds=11.0)
+    draining = msgspec.structs.replace(_stats(), workers={"-1": drainer})
+    assert board.update(draining, [], 1.0)["parts"][0]["part"] == "the drainer of spool.db"
     supervisor, _ = board.update(stats, _part("kinesis", ok=3), 1.0, is_current=False)["parts"]
     assert (supervisor["part"], supervisor["state"]) == ("supervisor", "failed")
     assert "start the gateway again" in supervisor["action"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool, SpoolOptions
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_integrations.ingest import load_settings
-from kpl_integrations.ingest.workers.spool_files import SINGLE, has_more, orphaned_spools, settings_of_worker
+from kpl_integrations.ingest.workers.spool_files import (
+    SINGLE,
+    file_of_worker,
+    has_more,
+    orphaned_spools,
+    settings_of_worker,
+)
 from tests.support.durability_scene import EXPIRED, THROTTLED, failed, spooled
 
 SECONDS = 30.0
@@ -27,6 +34,12 @@ SECONDS = 30.0
 )
 def test_each_worker_has_its_own_spool(path, worker, own):
     assert settings_of_worker(load_settings(spool=path), worker).spool == Path(own)
+
+
+def test_the_file_of_a_worker_is_shown_as_it_was_given_and_as_utf_8():
+    assert file_of_worker(load_settings(spool="lib/s.db"), SINGLE) == "lib/s.db"
+    assert file_of_worker(load_settings(dead_letters="d.db"), 2) == "d-2.db"
+    assert file_of_worker(load_settings(spool=Path(os.fsdecode(b"s\xff.db"))), SINGLE) == "s\\xff.db"
 
 
 def test_each_worker_has_its_own_spool_and_dead_letters_and_shares_the_tenants_file():

@@ -235,13 +235,13 @@ def test_what_failed_after_the_last_report_of_a_dead_worker_has_a_reason_of_its_
     assert sum_of([], dead).stats.records == RecordStats(accepted=5, failed={"Expired": 2, "NotReported": 3})
 
 
-def report(number: int, *families: Family, takes_requests: bool = True, **stats: object) -> WorkerTotals:
+def report(number: int, *families: Family, drains: str = "", **stats: object) -> WorkerTotals:
     given = msgspec.structs.replace(StatsDocument(state="open"), **stats)
     return WorkerTotals(
         worker=number,
         process_id=number,
         inherited=0,
-        takes_requests=takes_requests,
+        drains=drains,
         stats=given,
         families=list(families),
     )
@@ -311,11 +311,11 @@ def test_counters_of_dead_workers_stay_and_gauges_come_from_living_workers_only(
 
 
 def test_a_worker_that_only_drained_an_orphaned_spool_does_not_close_the_gateway():
-    def reported(number: int, *, takes_requests: bool) -> WorkerTotals:
-        gauge = family("kinesis_ingest_open", "gauge", ("kinesis_ingest_open", {}, float(takes_requests)))
-        return report(number, gauge, takes_requests=takes_requests, state="open" if takes_requests else "closed")
+    def reported(number: int, *, drains: str) -> WorkerTotals:
+        gauge = family("kinesis_ingest_open", "gauge", ("kinesis_ingest_open", {}, float(not drains)))
+        return report(number, gauge, drains=drains, state="closed" if drains else "open")
 
-    totals = sum_of([reported(0, takes_requests=True), reported(1, takes_requests=False)], DeadTotals())
+    totals = sum_of([reported(0, drains=""), reported(1, drains="spool-1.db")], DeadTotals())
     assert (totals.stats.state, samples(totals)["kinesis_ingest_open"]) == ("open", 1.0)
 
 
