@@ -313,21 +313,6 @@ def test_records_in_the_spool_of_a_killed_worker_are_lost_if_the_file_is_gone(st
     assert len(set(stored(stream))) == len(given) - gone
 
 
-def test_an_orphaned_spool_is_drained(stream, tmp_path, monkeypatch):
-    monkeypatch.setenv("KPL_INGEST_CLOSE_SECONDS", "0.5")
-    options = ("--local", "--spool", str(tmp_path / "spool.db"))
-    with (
-        stream.fault(OUTAGE, When(operation="PutRecords")),
-        gateway(stream, *options, workers=3) as running,
-    ):
-        given = running.post_to_all(stream, "orphaned", ack="spooled", workers=3)
-        assert running.end(signal.SIGTERM) == 0
-        assert f"{len(given):,} spooled" in running.serve.stderr.read()
-    with gateway(stream, *options) as running:
-        wait_until(lambda: set(given) <= set(stored(stream)), "the records of the orphaned spool")
-        assert running.end(signal.SIGTERM) == 0
-
-
 def tenants_file(folder: Path, **rates: str) -> tuple[Path, dict[str, str]]:
     """Write a file of these tenants; return its path, and their keys."""
     keys = {name: new_api_key() for name in rates}

@@ -250,8 +250,14 @@ class Supervisor:
             worker.has_process = True
             status = await self._run_process(worker, background)
             worker.has_process = False
-            if status == 0 and (self._stopping.is_set() or worker.socket is None):
+            if status == 0 and self._stopping.is_set():
                 # It ended in order, and its last report is final.
+                break
+            if status == 0 and worker.socket is None:
+                # Its spool is drained. It is no worker any more: a report that ages would look like one that hangs.
+                if worker.report is not None:
+                    self._dead.add_ended(worker.report)
+                worker.report = None
                 break
             lost = self._dead.add(worker.identity.worker, worker.report, worker.memory.read())
             worker.report = None

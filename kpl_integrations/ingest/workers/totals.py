@@ -1,4 +1,4 @@
-"""The sum over all workers: what the living ones report now, and what the dead ones reported last. Pure.
+"""The sum over all workers: what the living ones report now, and what the ended ones reported last. Pure.
 
 Counters and histograms add up, those of dead workers included, so they never fall. Gauges come from living workers
 only; most add up, and `_GAUGES` lists the others.
@@ -84,6 +84,13 @@ class _DeadWorker(msgspec.Struct):
         stored = min(missing, self.stored_later)
         return stored, missing - stored
 
+    def settle(self, inherited: int) -> None:
+        """Keep what `missing` returns: the process that found the `inherited` records has ended too."""
+        stored, gone = self.missing(inherited)
+        self.left_stored += stored
+        self.left_lost += gone
+        self.in_files = self.stored_later = 0
+
     def places(self, inherited: int | None) -> RecordStats:
         """Return where the records are; `inherited` is what the living process found, None without its report."""
         lost = self.lost + self.left_lost
@@ -94,7 +101,10 @@ class _DeadWorker(msgspec.Struct):
 
 
 class DeadTotals:
-    """The totals of all dead workers: the last report of each, and what its counters gained after that."""
+    """The totals of all dead workers: the last report of each, and what its counters gained after that.
+
+    Those of drainers that ended in order are included.
+    """
 
     def __init__(self) -> None:
         self.workers: dict[int, _DeadWorker] = {}
@@ -112,18 +122,25 @@ class DeadTotals:
         if last is None:
             dead.stored_later = counts.since(dead.reported).stored_later
             return lost
-        stored, gone = dead.missing(last.inherited)
-        dead.left_stored += stored
-        dead.left_lost += gone
+        dead.settle(last.inherited)
         late = counts.since(last.counts)
         dead.reported, dead.stored_later = last.counts, late.stored_later
         records = last.stats.records
         failed = records.failed | ({_NOT_REPORTED: late.reported} if late.reported else {})
         finished = RecordStats(delivered=records.delivered + late.stored, failed=failed)
         dead.in_files = max(0, records.accepted + late.acknowledged - _places_of(finished) - lost)
-        self.stats = _added(self.stats, _counters_of(last.stats, finished))
-        self.families = _merged([*self.families, *(each for each in last.families if each.type in _COUNTERS)])
+        self._keep(last, finished)
         return lost
+
+    def add_ended(self, last: WorkerTotals) -> None:
+        """Keep the counts of a process that ended in order and is not replaced: its last report is final."""
+        if dead := self.workers.get(last.worker):
+            dead.settle(last.inherited)
+        self._keep(last, last.stats.records)
+
+    def _keep(self, last: WorkerTotals, records: RecordStats) -> None:
+        self.stats = _added(self.stats, _counters_of(last.stats, records))
+        self.families = _merged([*self.families, *(each for each in last.families if each.type in _COUNTERS)])
 
     def missing(self, first: WorkerTotals) -> int:
         """Return how many records are lost because the process that sends its first report did not find them."""
@@ -170,11 +187,11 @@ def _places_of(records: RecordStats) -> int:
     return finished + records.spooled + records.dead_lettered + records.buffered + records.lost
 
 
-def _counters_of(stats: StatsDocument, finished: RecordStats) -> StatsDocument:
-    """Return the part of a dead worker's statistics that stays in the sum; `finished` are its finished records."""
+def _counters_of(stats: StatsDocument, records: RecordStats) -> StatsDocument:
+    """Return the part of an ended worker's statistics that stays in the sum; `records` replace those of its report."""
     return StatsDocument(
         state="closed",
-        records=finished,
+        records=records,
         answers=stats.answers,
         refusals=stats.refusals,
         tenants={

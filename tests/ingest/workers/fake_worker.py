@@ -5,8 +5,8 @@
 `then` is "wait" for the supervisor's orders, "ask" for the sum `times` times and write the longest wait in seconds and
 the last sum to `result`, "note" which sockets to accept from, a line of `result` for each order, "ask and die" by
 SIGKILL before the answer, "die" by SIGKILL after a report, "tear" a second report in the middle by SIGKILL,
-"garble" the
-further reports, "disconnect" as one that the system ends, or "hang" and ignore all orders.
+"garble" the further reports, "end" in order at once, "disconnect" as one that the system ends, or "hang" and ignore all
+orders.
 """
 
 import asyncio
@@ -70,6 +70,17 @@ async def garble(channel: Channel) -> None:
         await asyncio.sleep(0.1)
 
 
+async def ask(stats: PeerStats, own: InventedStats, times: int, result: Path) -> None:
+    instants, totals = [time.monotonic()], await own.totals()
+    for _ in range(times):
+        totals = await stats.totals()
+        instants.append(time.monotonic())
+    longest = max(later - earlier for earlier, later in pairwise(instants))
+    part = result.with_suffix(".partial")
+    part.write_bytes(b"%f " % longest + encode(totals))
+    part.rename(result)
+
+
 async def run() -> None:
     channel = await Channel.over(socket.socket(fileno=0))
     instructions: dict[str, Any] = json.loads(await channel.receive() or b"{}")
@@ -86,15 +97,7 @@ async def run() -> None:
     channel.post(b"ready")
     await channel.send(b"report 0 " + encode(await report_of(number, own)))
     if then == "ask":
-        instants, totals = [time.monotonic()], await own.totals()
-        for _ in range(instructions.get("times", 1)):
-            totals = await stats.totals()
-            instants.append(time.monotonic())
-        longest = max(later - earlier for earlier, later in pairwise(instants))
-        result = Path(instructions["result"])
-        part = result.with_suffix(".partial")
-        part.write_bytes(b"%f " % longest + encode(totals))
-        part.rename(result)
+        await ask(stats, own, instructions.get("times", 1), Path(instructions["result"]))
     elif then == "garble":
         await garble(channel)
     elif then in {"disconnect", "hang"}:
@@ -110,7 +113,8 @@ async def run() -> None:
             half = encode(await report_of(number, own))
             os.write(0, b"report 0 " + half[: len(half) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
-    await stopped.wait()
+    if then != "end":
+        await stopped.wait()
     await stats.report()
     obeying.cancel()
 

@@ -47,6 +47,7 @@ class Workers:
         *orders: Sequence[Mapping[str, object]],
         grace_seconds: float = 30,
         sockets: Sequence[socket.socket] = (),
+        drains: Sequence[str] = (),
     ) -> None:
         self.orders = [list(each) for each in orders]
         self.started = [0] * len(orders)
@@ -54,7 +55,10 @@ class Workers:
             FAKE_WORKER,
             self._instructions,
             sockets=sockets,
-            identities=[WorkerIdentity(worker=number, count=2, folder="/nowhere") for number in range(len(orders))],
+            identities=[
+                WorkerIdentity(worker=number, count=2, folder="/nowhere", drains=drains[number] if drains else "")
+                for number in range(len(orders))
+            ],
             grace_seconds=grace_seconds,
         )
 
@@ -216,6 +220,27 @@ async def test_a_worker_without_a_socket_that_ends_in_order_is_not_replaced():
     workers = Workers([{}])
     assert accepted(await workers.run_until(lambda: accepted(workers.supervisor.totals()) == 1)) == 1
     assert workers.started == [1]
+
+
+@pytest.mark.anyio
+async def test_a_drainer_that_has_ended_is_no_worker_and_is_not_reported_as_silent(monkeypatch, caplog):
+    """The log told the operator to kill the process, whose id may belong to another one."""
+    workers = Workers([{"accepted": 5, "then": "end"}], [{"accepted": 3}], drains=("spool.db", "spool-1.db"))
+    seen = [0]
+
+    def is_over() -> bool:
+        totals = workers.supervisor.totals()
+        seen.append(accepted(totals))
+        if (seen[-1], list(totals.stats.workers)) != (8, ["1"]):
+            return False
+        # A fake worker reports once, so the one that lives is silent. One that is about to exit could be, too.
+        monkeypatch.setattr(supervisor_module, "SILENT_SECONDS", 0.2)
+        return "the drainer of spool-1.db has not reported" in caplog.text
+
+    assert accepted(await workers.run_until(is_over)) == 8
+    assert seen == sorted(seen)
+    (silent,) = (each for each in caplog.messages if "has not reported" in each)
+    assert silent.startswith("the drainer of spool-1.db has")
 
 
 def supervisor_of(command, instructions, sockets):

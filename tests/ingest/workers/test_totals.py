@@ -179,6 +179,11 @@ def test_every_record_has_a_place_and_accepted_never_falls_whichever_worker_dies
     assert sum(final.failed.values()) == sum(each.true_failed for each in workers)
     assert final.buffered == sum(each.in_memory for each in workers)
     assert final.spooled == sum(each.in_file for each in workers)
+    for worker in workers:
+        assert worker.last is not None
+        dead.add_ended(worker.last)
+        worker.last = None
+        assert stats() == final
 
 
 def test_until_a_replacement_reports_the_files_of_the_dead_worker_count_as_spooled():
@@ -317,6 +322,45 @@ def test_a_worker_that_only_drained_an_orphaned_spool_does_not_close_the_gateway
 
     totals = sum_of([reported(0, drains=""), reported(1, drains="spool-1.db")], DeadTotals())
     assert (totals.stats.state, samples(totals)["kinesis_ingest_open"]) == ("open", 1.0)
+
+
+def test_a_drainer_that_has_ended_is_no_worker_and_its_counters_stay():
+    def reported(number: int, *, drains: str) -> WorkerTotals:
+        part = ("kinesis_ingest_part", {"part": "spool", "state": "ok"}, 1.0)
+        return report(
+            number,
+            family("sent", "counter", ("sent_total", {}, 5.0)),
+            family("kinesis_ingest_part", "gauge", part),
+            drains=drains,
+            records=RecordStats(accepted=7, delivered=5, dead_lettered=2),
+        )
+
+    living, drainer = reported(0, drains=""), reported(-1, drains="spool.db")
+    dead = DeadTotals()
+    before = sum_of([living, drainer], dead)
+    assert before.stats.workers["-1"].drains == "spool.db"
+    dead.add_ended(drainer)
+    after = sum_of([living], dead)
+    assert after.stats.records == before.stats.records == RecordStats(accepted=14, delivered=10, dead_lettered=4)
+    assert after.stats.workers == {"0": before.stats.workers["0"]}
+    found = samples(after)
+    assert found["sent_total"] == 10.0
+    assert found['kinesis_ingest_part{part="spool",state="ok"}'] == found["kinesis_ingest_workers"] == 1.0
+    assert 'kinesis_ingest_worker_silent_seconds{worker="-1"}' not in found
+
+
+def test_records_that_the_dead_process_of_a_drainer_left_are_counted_once_when_the_next_one_has_ended():
+    worker = Worker(1, has_file=True)
+    worker.accept(10)
+    worker.keep(10)
+    dead = DeadTotals()
+    dead.add(1, worker.last, Counts(*worker.counts))
+    worker.die()
+    worker.replay(10)
+    worker.report()
+    assert worker.last is not None
+    dead.add_ended(worker.last)
+    assert sum_of([], dead).stats.records == RecordStats(accepted=10, delivered=10)
 
 
 def test_a_tenant_that_waits_at_two_workers_counts_once():
