@@ -9,7 +9,7 @@ the answers back. Between two calls the state is whole, so a cancellation never 
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -90,7 +90,7 @@ class StreamPipeline:
         self._in_flight: set[PutRecordsRequest] = set()
         self._in_order = stages.config.ordering == "per_key"
         # A newer shard map. It waits until no record is in flight that the records it moves could overtake.
-        self._next_shards: tuple[Shard, ...] | None = None
+        self._next_shards: Sequence[Shard] | None = None
         self._promised_wakeup = now
         # True if a put wants attention earlier than the last poll's `wakeup`. The driver clears it.
         self.attention = False
@@ -392,7 +392,8 @@ class StreamPipeline:
         """Finish, retry or fail the records of a request. An answer after `abandon` comes too late."""
         if request not in self._in_flight:
             return
-        self._batch.drain()
+        if self._batch.count:
+            self._batch.drain()
         self._in_flight.remove(request)
         if self.fair is not None:
             self.fair.answered(request.records)
@@ -455,12 +456,11 @@ class StreamPipeline:
 
     # The shard map changes
 
-    def shards_changed(self, shards: Iterable[Shard], now: float) -> None:
+    def shards_changed(self, shards: Sequence[Shard], now: float) -> None:
         """Use a new shard map, and route every waiting record again whose prediction is no longer valid.
 
         In arrival order the map waits until the records in flight to a shard that is gone have come back.
         """
-        shards = tuple(shards)
         self._batch.drain()
         if self._in_order and self._forwarder.would_overtake(shards, self._in_flight):
             self._next_shards = shards

@@ -294,7 +294,7 @@ async def test_a_blocking_put_that_needs_room_comes_behind_what_its_thread_put_b
 
         def work() -> None:
             for number in range(1_500):
-                orders.put_blocking(STREAM, partition_key="k", data=f"{number}".encode(), timeout=20)
+                _ = orders.put_blocking(STREAM, partition_key="k", data=f"{number}".encode(), timeout=20)
 
         working = asyncio.create_task(asyncio.to_thread(work))
         await asyncio.sleep(0)
