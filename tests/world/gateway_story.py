@@ -60,6 +60,8 @@ class _Tokens:
     def __init__(self, per_second: float, seconds: float) -> None:
         self._per_second, self._most = per_second, per_second * seconds
         self._tokens, self._at, self._refused_at = self._most, 0.0, -math.inf
+        # Records that may have been counted by now.
+        self.held = 0
 
     def add(self, tokens: float, now: float) -> None:
         self._tokens = min(self._most, self._tokens + (now - self._at) * self._per_second + tokens)
@@ -69,7 +71,8 @@ class _Tokens:
         """Return what is false of a refusal because there are no tokens left; "" for nothing."""
         self.add(0.0, now)
         was_refused, self._refused_at = now < self._refused_at + RESERVED_SECONDS, now
-        return "" if was_refused or self._tokens < 2.0 else f"{OVER_RATE}, which has {self._tokens:.1f} tokens left"
+        left = self._tokens - self.held
+        return "" if was_refused or left < 2.0 else f"{OVER_RATE}, which has {left:.1f} tokens left"
 
 
 class Serving:

@@ -75,7 +75,8 @@ def test_a_consumer_that_takes_everything_has_an_order_within_a_shard_only(seed)
 # Requests without waiting: hundreds of a connection were read before the first was answered (1). And one that had
 # closed its side, with more unread than a buffer holds, kept its connection for good (34). In a world without resets
 # (198448), and with black holes that acknowledge (198549), hundreds of requests of clients that had left were answered.
-@pytest.mark.parametrize("seed", [1, 34, 198448, 198549])
+# The records of a slow body cost their tokens later than the world said (1500040).
+@pytest.mark.parametrize("seed", [1, 34, 198448, 198549, 1500040])
 def test_what_a_run_of_connections_has_found_stays_corrected(seed):
     assert run_connections_story(seed).false == []
 

@@ -154,13 +154,17 @@ class ConnectedTenant(GatewayTenant):
 
     async def answer_to(self, records: list[dict[str, str]]) -> Answer | None:
         """Return the answer; None: the client has stopped to wait, or its connection is lost."""
-        self.tokens.add(-len(records), self.story.world.now())
+        self.tokens.held += len(records)
         patience = LONGEST_WAIT_SECONDS if self.patience_seconds is None else self.patience_seconds
         try:
             async with asyncio.timeout(patience):
                 answer: Answer = await self.client.post(records, ack=self.ack, **self.fields_of(records))
         except (TimeoutError, ConnectionLost):
             return None
+        finally:
+            # They are counted when the last byte has arrived, which may be seconds after the first.
+            self.tokens.held -= len(records)
+            self.tokens.add(-len(records), self.story.world.now())
         self.heard(answer, len(records))
         return answer
 
