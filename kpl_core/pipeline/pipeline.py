@@ -410,7 +410,7 @@ class StreamPipeline:
         if listening:
             self.ledger.facts.append(completed_fact(request, answer, throttled=retries.throttled, now=now))
         self._forwarder.retry(retries, now)
-        next_shards = () if retries.lost_stream else self._next_shards
+        next_shards = () if retries.stream_deleted else self._next_shards
         if next_shards is not None:
             self.shards_changed(next_shards, now)
         if self.fair is not None:

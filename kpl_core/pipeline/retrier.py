@@ -45,7 +45,7 @@ class AwaitingMap(msgspec.Struct, frozen=True):
 class Retries:
     """What must travel again, and the counts of each shard."""
 
-    __slots__ = ("finished", "lost_stream", "reaggregate", "request_failed", "resend", "sent", "throttled")
+    __slots__ = ("finished", "reaggregate", "request_failed", "resend", "sent", "stream_deleted", "throttled")
 
     def __init__(self) -> None:
         # Kinesis records to send again as they are, and the time from which each may be sent.
@@ -55,7 +55,7 @@ class Retries:
         # The request failed as a whole, and a retry may fix that.
         self.request_failed = False
         # The stream is deleted. One that is made under its name has other shards, with the same ids.
-        self.lost_stream = False
+        self.stream_deleted = False
         # Kinesis records that are final or taken apart: in arrival order, the next of their shard may leave.
         self.finished: list[KinesisRecord] = []
         # By predicted shard: Kinesis records answered one by one, and those refused for throughput.
@@ -194,7 +194,7 @@ class Retrier:
         row = rows[False]
         attempt = _failed_attempt(failure, request.started_at, now)
         self._last_failure = attempt
-        retries.lost_stream = failure.code == NO_STREAM and bool(self._shard_map.open_shards)
+        retries.stream_deleted = failure.code == NO_STREAM and bool(self._shard_map.open_shards)
         if row.action is Action.BISECT:
             for record in records:
                 record.outcome.attempted(attempt)

@@ -140,7 +140,7 @@ class Lifecycle:
             raise ProducerClosed(message)
         self._loop = running_loop()
         self.asyncio_loop = _get_running_loop()
-        self._watch = weakref.finalize(self, _log_unclosed, os.getpid(), weakref.ref(self._loop), self.buffer_limit)
+        self._finalizer = weakref.finalize(self, _log_unclosed, os.getpid(), weakref.ref(self._loop), self.buffer_limit)
         self.clock = running_clock()
         self.yield_budget = YieldBudget(self.asyncio_loop)
         self._closed = anyio.Event()
@@ -228,7 +228,7 @@ class Lifecycle:
             if self.state == "open" and (left := self.buffer_limit.outstanding_records):
                 # The loop ends without a close. These records have no result, and no task is left to give them one.
                 _logger.warning(_UNCLOSED, left, f": {self.report()}")
-                self._watch.detach()
+                self._finalizer.detach()
             raise
         except BaseException as error:
             self._fail(error)
@@ -339,7 +339,7 @@ class Lifecycle:
         deadline, force_at = now + budget, now + FORCE_SHARE * budget
         self._finish_puts()
         self.state = "closing"
-        self._watch.detach()
+        self._finalizer.detach()
         self.pipelines.clear()
         self.batches.clear()
         self.waiters.wake_all()
@@ -397,7 +397,7 @@ class Lifecycle:
             left = self.report().buffered
         finally:
             self.state = state
-            self._watch.detach()
+            self._finalizer.detach()
             self.pipelines.clear()
             self.batches.clear()
             self._complete = left == 0
